@@ -87,7 +87,7 @@ class NodeSamples:
 
 
 def by_node(samples: pa.Table) -> list[NodeSamples]:
-    """The samples of each node (schema `time_series.POWER`), by its name."""
+    """The samples of each node (schema `records.POWER`), by its name."""
     samples = samples.sort_by("clock_ns")
     nodes = np.array(samples["node"].to_pylist(), dtype=object)
     return [_of_node(name, samples.filter(pa.array(nodes == name))) for name in sorted(set(nodes))]

@@ -81,7 +81,7 @@ def figures(
     capacity: CapacityFigures | None,
     unknown: str = "",
 ) -> PowerFigures:
-    """Power and energy of a run from its samples (schema `time_series.POWER`), windows and request rows.
+    """Power and energy of a run from its samples (schema `records.POWER`), windows and request rows.
 
     `unknown` is why there are no samples, where that is known.
     """

@@ -21,7 +21,7 @@ from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import from_tree
 from analysis.results.locations import RunError as RunError
 from analysis.results.verdicts import RunVerdict
-from analysis.rows import metrics, records, shards, time_series
+from analysis.rows import metrics, records, shards
 from conf import Experiment, load
 from conf.io.one_line import plain, reason
 
@@ -143,16 +143,16 @@ class Run:
             return not plans or _count(plans) <= rows
 
     def clients(self) -> pa.Table:
-        """The load actors' own health: one row per actor and second (schema `time_series.CLIENTS`)."""
-        return self._series("clients.parquet", time_series.CLIENTS, "client_id")
+        """The load actors' own health: one row per actor and second (schema `records.CLIENTS`)."""
+        return self._series("clients.parquet", records.CLIENTS, "client_id")
 
     def timeseries(self) -> pa.Table:
-        """The servers' own figures: one row per replica and second (schema `time_series.SERVER`)."""
-        return self._series("timeseries.parquet", time_series.SERVER, "replica")
+        """The servers' own figures: one row per replica and second (schema `records.SERVER`)."""
+        return self._series("timeseries.parquet", records.SERVER, "replica")
 
     def power(self) -> pa.Table:
-        """The power of the nodes: one row per node and sample (schema `time_series.POWER`)."""
-        return self._series("power.parquet", time_series.POWER, "node")
+        """The power of the nodes: one row per node and sample (schema `records.POWER`)."""
+        return self._series("power.parquet", records.POWER, "node")
 
     def _series(self, file: str, schema: pa.Schema, source: str) -> pa.Table:
         with _readable(self.path):

@@ -1,7 +1,8 @@
-"""The request record: one row for every planned request, whatever its outcome.
+"""The records of a run: a row for every planned request, whatever its outcome, and samples of once a second.
 
 Raw monotonic offsets are the truth; latencies are derived from them in `metrics`, and written beside them
-by `metrics.with_latencies` for other readers.
+by `metrics.with_latencies` for other readers. Seconds of samples are those of the run's clock, milliseconds
+are real.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,8 @@ import pyarrow.parquet as pq
 
 from analysis.rows import parquet
 
-SCHEMA_VERSION = 4
-"""Files of another version are refused."""
+SCHEMA_VERSION, SERIES_VERSION = 4, 1
+"""Of request tables and of series; files of another version are refused."""
 
 OK = "ok"
 FAILURES = ("http_error", "truncated", "timeout", "conn_error", "missed", "lost")
@@ -43,6 +44,17 @@ REQUESTS = parquet.described("requests", SCHEMA_VERSION)
 SHARD = parquet.with_words(REQUESTS, pa.string())
 """`REQUESTS` with words as plain strings: dictionaries would have to agree between a stream's batches."""
 _READ_AS = parquet.with_words(REQUESTS, parquet.WIDE_WORD)
+
+SERVER = parquet.described("timeseries", SERIES_VERSION)
+"""Arrow schema of timeseries.parquet: one row per replica and second; a figure that a server does not report
+is null."""
+
+CLIENTS = parquet.described("clients", SERIES_VERSION)
+"""Arrow schema of clients.parquet: one row per load actor and second."""
+
+POWER = parquet.described("power", SERIES_VERSION)
+"""Arrow schema of power.parquet: one row per node and sample, about a second apart, or five where a tool must
+be asked; there is none where the service uses no GPU, or nothing is known of its nodes."""
 
 PROGRESS = SHARD.remove(SHARD.get_field_index("itl_us"))
 """`SHARD` without the gaps: the reports on requests while a run goes on."""
@@ -108,6 +120,11 @@ def write(requests: pa.Table, path: Path) -> None:
     Complete or not at all. Raises OSError if the disk does not take it.
     """
     parquet.write(by_due(requests), path)
+
+
+def write_series(series: pa.Table, path: Path) -> None:
+    """Write samples of once a second as Parquet, sorted by `clock_ns`, complete or not at all."""
+    parquet.write(series.sort_by("clock_ns"), path)
 
 
 def files(folder: Path) -> list[Path]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.rows import parquet, records, time_series
+from analysis.rows import parquet, records
 
 FOLDER = "shards"
 UNREADABLE = "unreadable-"
@@ -18,9 +18,9 @@ UNREADABLE = "unreadable-"
 KINDS = (
     (re.compile(r"client-\d+\.arrow"), records.SHARD),
     (re.compile(r"driver-\d+\.arrow"), records.PROGRESS),
-    (re.compile(r"client-\d+\.health\.arrow"), time_series.CLIENTS),
-    (re.compile(r"server.*\.arrow"), time_series.SERVER),
-    (re.compile(r"power.*\.arrow"), time_series.POWER),
+    (re.compile(r"client-\d+\.health\.arrow"), records.CLIENTS),
+    (re.compile(r"server.*\.arrow"), records.SERVER),
+    (re.compile(r"power.*\.arrow"), records.POWER),
 )
 """Names of shards, and the schema of each."""
 
@@ -111,7 +111,7 @@ def series(path: Path, file: str, schema: pa.Schema, source: str, found: Sequenc
     known = path / file
     if known.exists() and not (tables and records.is_torn(known)):
         tables.insert(0, pq.read_table(known, schema=schema))  # a torn file fails here, by its name
-        parquet.refuse_foreign(known, pq.read_schema(known), time_series.SCHEMA_VERSION)
+        parquet.refuse_foreign(known, pq.read_schema(known), records.SERIES_VERSION)
     return _once(pa.concat_tables([schema.empty_table(), *tables]), source, "clock_ns")
 
 

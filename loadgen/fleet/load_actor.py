@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from analysis.rows import time_series
+from analysis.rows import records
 from conf import ConfigError
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.http_client import ClientPlan
@@ -92,7 +92,7 @@ class LoadActor(Worker):
             prompts = Prompts(plan.workload, plan.model, plan.vocab, plan.salt, plan.target)
             self._shards = [
                 ArrowStream(folder / f"{name(client_id)}.arrow"),
-                ArrowStream(folder / f"{name(client_id)}.health.arrow", time_series.CLIENTS),
+                ArrowStream(folder / f"{name(client_id)}.health.arrow", records.CLIENTS),
             ]
         except ConfigError as error:
             raise ConfigError(f"on node {platform.node()}: {error}") from error

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.rows import records, time_series
+from analysis.rows import records
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import ClientPlan
@@ -50,7 +50,7 @@ class RequestLog:
         # The first conversions import what pyarrow loads lazily: now, not in the middle of a run.
         first = Planned(0, 0, "warmup", 0, 1, 1), Exchange(0, 1)
         batch([first], Clock(0, 0), client_id, plan.gaps, ServerWords())
-        pa.RecordBatch.from_pylist([{"at": 0}], schema=time_series.CLIENTS)
+        pa.RecordBatch.from_pylist([{"at": 0}], schema=records.CLIENTS)
 
     def start(self, clock: Clock) -> None:
         """Set the run's clock, on which rows count their times."""
@@ -86,7 +86,7 @@ class RequestLog:
         self._roll()
         self._samples.append(sample)
         if self._health is not None:
-            self._health.append(pa.RecordBatch.from_pylist([sample], schema=time_series.CLIENTS))
+            self._health.append(pa.RecordBatch.from_pylist([sample], schema=records.CLIENTS))
         try:
             for stream in self._streams:
                 stream.flush()

@@ -34,7 +34,7 @@ class PowerSource(Protocol):
         """Names of the nodes."""
 
     def read(self) -> Sequence[Mapping[str, Any]]:
-        """The readings available now: columns of `time_series.POWER` but time and `idle`; returns at once."""
+        """The readings available now: columns of `records.POWER` but time and `idle`; returns at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from analysis.results.energy import PowerFigures
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TARGET, EXIT_VOID
 from analysis.results.verdicts import PlacingPrediction, RunVerdict
-from analysis.rows import shards, time_series
+from analysis.rows import records, shards
 from conf import Experiment
 from conf.compose import dump
 from conf.io.one_line import reason
@@ -333,7 +333,7 @@ class RunLifecycle:
 
     def _power(self, verdict: RunVerdict, rows: pa.Table) -> PowerFigures:
         try:
-            samples = shards.series(self.folder.path, "power.parquet", time_series.POWER, "node", ())
+            samples = shards.series(self.folder.path, "power.parquet", records.POWER, "node", ())
         except pa.ArrowException as error:  # the verdict does not depend on it
             return PowerFigures(f"power.parquet cannot be read: {error}".splitlines()[0])
         return energy.figures(samples, verdict.windows, rows, verdict.capacity, self._power_unknown)

@@ -24,7 +24,7 @@ from analysis.results.json_border import finite
 from analysis.results.locations import KNOWN
 from analysis.results.locations import checksums as checksums
 from analysis.results.locations import sha256_of as sha256_of
-from analysis.rows import metrics, parquet, records, shards, time_series
+from analysis.rows import metrics, parquet, records, shards
 from conf import ConfigError, Experiment
 from conf.compose import refuse_name
 from conf.io import durable
@@ -37,9 +37,9 @@ from loadgen.traffic.schedule import ArrivalSchedule
 
 SCHEMA_VERSION = KNOWN
 SERIES = {
-    "clients.parquet": (time_series.CLIENTS, "client_id"),
-    "timeseries.parquet": (time_series.SERVER, "replica"),
-    "power.parquet": (time_series.POWER, "node"),
+    "clients.parquet": (records.CLIENTS, "client_id"),
+    "timeseries.parquet": (records.SERVER, "replica"),
+    "power.parquet": (records.POWER, "node"),
 }
 """Files of what is sampled once a second: the schema of each, and the column that names a row's source."""
 MOST_ROWS = 2**22
@@ -229,7 +229,7 @@ class RunFolder(Folder):
             self._write_requests(shards.recorded(self.path, shards_found, wall_start_ns, time_scale))
             for file, (schema, source) in SERIES.items():
                 if any(shard.rows.num_rows for shard in shards_found if shard.schema is schema):
-                    time_series.write(
+                    records.write_series(
                         shards.series(self.path, file, schema, source, shards_found), self.path / file
                     )
             for shard in shards_found:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from analysis.rows import time_series
+from analysis.rows import records
 from conf.io.http_get import DEFAULT_ACCESS, Access, AskError, RedirectError, ask
 from conf.io.one_line import one_line
 from loadgen.fleet.arrow_stream import ArrowStream
@@ -118,7 +118,7 @@ class Scraper(_Sampler):
     ) -> None:
         self._time_scale, self._timeout_s = time_scale, TIMEOUT_S / time_scale
         leave_s = 2 * max(TIMEOUT_S, self._timeout_s)
-        super().__init__("scraper", ArrowStream(path, time_series.SERVER), say, leave_s)
+        super().__init__("scraper", ArrowStream(path, records.SERVER), say, leave_s)
         self._urls, self._clock_ns, self._access = dict(urls), clock_ns, access
         self._tls = access.tls() if any(url.startswith("https:") for url in urls.values()) else None
         self._absent_until_ns: dict[str, int] = {}
@@ -157,7 +157,7 @@ class Scraper(_Sampler):
         for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         sampled = [{"at": at_us, "clock_ns": clock_ns, **row} for row in list(rows.values())]
-        self._shard.append(pa.RecordBatch.from_pylist(sampled, schema=time_series.SERVER))
+        self._shard.append(pa.RecordBatch.from_pylist(sampled, schema=records.SERVER))
         self._write(self._shard.flush)
 
     def _ends_before_tick(self) -> bool:
@@ -199,7 +199,7 @@ class Scraper(_Sampler):
 
 
 def page_figures(text: str) -> dict[str, Any]:
-    """Figures of a page by column of `time_series.SERVER`, or `error`. Raises ValueError if it is garbled."""
+    """Figures of a page by column of `records.SERVER`, or `error`. Raises ValueError if it is garbled."""
     samples: dict[str, list[float]] = {}
     for sample in _samples(text):
         samples.setdefault(sample.name.removesuffix("_total"), []).append(sample.value)
@@ -226,7 +226,7 @@ class PowerSampler(_Sampler):
     def __init__(
         self, source: PowerSource, path: Path, clock_ns: Callable[[], int], say: Callable[[str], None]
     ) -> None:
-        super().__init__("power", ArrowStream(path, time_series.POWER), say, FIRST_S)
+        super().__init__("power", ArrowStream(path, records.POWER), say, FIRST_S)
         self._source, self._clock_ns = source, clock_ns
         self._idle = True
         self._heard: dict[str, str] = {}
@@ -274,7 +274,7 @@ class PowerSampler(_Sampler):
                 self._told.set()
         if self._told.is_set() or self._heard.keys() >= set(self._source.nodes):
             self._answered.set()
-        self._shard.append(pa.RecordBatch.from_pylist(rows, schema=time_series.POWER))
+        self._shard.append(pa.RecordBatch.from_pylist(rows, schema=records.POWER))
         self._write(self._shard.flush)
 
 

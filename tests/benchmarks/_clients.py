@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import uvloop
 
-from analysis.rows import time_series
+from analysis.rows import records
 from conf import load
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.process import raise_files
@@ -143,7 +143,7 @@ async def _worker(url: str, due_ns: np.ndarray, tokens: int) -> Seen:
     ready = prompts()
     with tempfile.TemporaryDirectory() as folder:
         shard = ArrowStream(Path(folder) / "rows.arrow")
-        health = ArrowStream(Path(folder) / "health.arrow", time_series.CLIENTS)
+        health = ArrowStream(Path(folder) / "health.arrow", records.CLIENTS)
         client = Worker(0, client_plan([url], timeout_s=DRAIN_S), ready, shard, health)
         await client.offer(_schedule(due_ns, tokens))
         meter = Meter()

@@ -21,7 +21,7 @@ from analysis import load_run
 from analysis.capacity import window_table
 from analysis.results import recount
 from analysis.results.runs import RunError
-from analysis.rows import metrics, parquet, records, time_series
+from analysis.rows import metrics, parquet, records
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.run_folder import checksums
 from tests.benchmarks import parquet as benchmark
@@ -30,9 +30,9 @@ from tests.support.runs.golden import GOLDEN
 SCHEMAS = {
     "requests": metrics.FILE,
     "windows": window_table.WINDOWS,
-    "timeseries": time_series.SERVER,
-    "clients": time_series.CLIENTS,
-    "power": time_series.POWER,
+    "timeseries": records.SERVER,
+    "clients": records.CLIENTS,
+    "power": records.POWER,
 }
 FILES = {
     "requests": "requests/part-000.parquet",

@@ -22,8 +22,7 @@ from urllib.parse import quote, unquote
 
 import pytest
 
-from analysis.rows.records import read_stream
-from analysis.rows.time_series import SERVER
+from analysis.rows.records import SERVER, read_stream
 from cluster.deployment import service_reports, warmup
 from cluster.deployment.service_reports import reported_facts as told_by
 from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from analysis.capacity.node_power import MOST_GAP_NS, by_node, mean_power
-from analysis.rows import time_series
+from analysis.rows import records
 
 NS = 1_000_000_000
 
@@ -21,7 +21,7 @@ def sample(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> pa.Table:
-    return pa.Table.from_pylist(list(rows), schema=time_series.POWER)
+    return pa.Table.from_pylist(list(rows), schema=records.POWER)
 
 
 def mean(seconds: Sequence[float], watts: Sequence[float], start_s: float, end_s: float) -> Any:

@@ -18,7 +18,7 @@ from analysis.results.energy import PowerFigures, figures
 from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.verdicts import RunVerdict
-from analysis.rows import records, time_series
+from analysis.rows import records
 from analysis.views import answers
 from analysis.views.plan import answer
 from tests.support.runs.golden import GOLDEN, changed
@@ -47,7 +47,7 @@ def samples(node: str, idle: float, busy: float, seconds: range, **more: Any) ->
 
 
 def power(rows: Sequence[dict[str, Any]]) -> pa.Table:
-    return pa.Table.from_pylist(list(rows), schema=time_series.POWER)
+    return pa.Table.from_pylist(list(rows), schema=records.POWER)
 
 
 def requests(index: int, start_s: float, count: int, **more: Any) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""analysis.rows.time_series: what is sampled once a second, its files, and streams that a kill cut short."""
+"""analysis.rows.records: what is sampled once a second, its files, and streams that a kill cut short."""
 
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.results.runs import Run
-from analysis.rows import time_series
-from analysis.rows.records import read_stream
-from analysis.rows.time_series import CLIENTS, SERVER
+from analysis.rows import records
+from analysis.rows.records import CLIENTS, SERVER, read_stream
 from loadgen.fleet.arrow_stream import ArrowStream
 
 AT = 1_795_000_000_000_000
@@ -32,7 +31,7 @@ def test_what_is_absent_is_null_and_not_zero() -> None:
 
 def test_a_written_series_is_sorted_whole_and_carries_its_units(tmp_path) -> None:
     path = tmp_path / "run" / "timeseries.parquet"
-    time_series.write(table(SECONDS[::-1]), path)
+    records.write_series(table(SECONDS[::-1]), path)
     back = pq.read_table(path)
     assert back.schema.equals(SERVER, check_metadata=True)
     assert back.equals(table(SECONDS))
@@ -42,9 +41,9 @@ def test_a_written_series_is_sorted_whole_and_carries_its_units(tmp_path) -> Non
 
 def test_a_series_that_cannot_be_written_leaves_the_old_one(tmp_path) -> None:
     path = tmp_path / "timeseries.parquet"
-    time_series.write(table(SECONDS), path)
+    records.write_series(table(SECONDS), path)
     with pytest.raises(pa.ArrowInvalid):
-        time_series.write(pa.table({"other": [1]}), path)
+        records.write_series(pa.table({"other": [1]}), path)
     assert pq.read_table(path).num_rows == 6
 
 
@@ -78,8 +77,8 @@ def shard(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
 def test_shards_that_outlive_their_parquet_double_no_row(tmp_path: Path) -> None:
     """A kill between writing a series and removing its shards, then a session that adds to it."""
     beats = [{"client_id": i % 2, "clock_ns": i // 2, "sends": i} for i in range(6)]
-    time_series.write(table(SECONDS), tmp_path / "timeseries.parquet")
-    time_series.write(table(beats, CLIENTS), tmp_path / "clients.parquet")
+    records.write_series(table(SECONDS), tmp_path / "timeseries.parquet")
+    records.write_series(table(beats, CLIENTS), tmp_path / "clients.parquet")
     (tmp_path / "shards").mkdir()
     added, beat = {"clock_ns": 6, "replica": "r0"}, {"client_id": 2, "clock_ns": 2, "sends": 9}
     shard(tmp_path / "shards" / "server-1.arrow", [*SECONDS[2:], added], SERVER)

@@ -19,8 +19,7 @@ import pytest
 import ray
 from ray.serve import Application
 
-from analysis.rows.records import read_stream
-from analysis.rows.time_series import SERVER
+from analysis.rows.records import SERVER, read_stream
 from cluster.deployment import serve_state
 from cluster.deployment.deploy import DeployError, Deployment, ServicePlan, deploy
 from cluster.ray_session.own_machine import with_descendants

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from analysis.rows import records
-from analysis.rows.time_series import CLIENTS
+from analysis.rows.records import CLIENTS
 from loadgen.fleet.arrow_stream import ArrowStream, lock
 from tests.support.runs.run_folders import Disk, on_disk
 

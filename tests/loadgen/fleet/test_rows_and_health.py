@@ -18,7 +18,7 @@ import pytest
 
 from analysis.capacity.window_counts import NS, Window
 from analysis.rows import metrics
-from analysis.rows.time_series import CLIENTS
+from analysis.rows.records import CLIENTS
 from conf.specs.bounds import Slo
 from loadgen.drive.load_feed import health_of
 from loadgen.fleet import process, worker_log

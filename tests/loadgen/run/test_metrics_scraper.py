@@ -17,8 +17,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.rows.records import read_stream
-from analysis.rows.time_series import SERVER
+from analysis.rows.records import SERVER, read_stream
 from conf.io.http_get import Access
 from conf.io.secret import Secret
 from loadgen.fleet.arrow_stream import ArrowStream

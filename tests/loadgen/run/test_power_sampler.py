@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from analysis import load_run
-from analysis.rows import records, time_series
+from analysis.rows import records
 from loadgen.run import lifecycle, samplers
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.run_folder import RunFolder
@@ -58,7 +58,7 @@ def sampled(source: Any, path: Path, first_s: float = 60.0) -> tuple[str, list[d
         why = sampler.rest(0.0, first_s)
         at_rest = source.reads
         until(lambda: bool(why) or source.reads > at_rest + 1)
-    rows: pa.Table = records.read_stream(path, time_series.POWER)
+    rows: pa.Table = records.read_stream(path, records.POWER)
     return why, rows.to_pylist()
 
 

@@ -17,7 +17,7 @@ from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
 from analysis.results.runs import Run
 from analysis.results.verdicts import RunVerdict
-from analysis.rows import metrics, records, shards, time_series
+from analysis.rows import metrics, records, shards
 from conf import load
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.run_folder import BusyError, RunFolder, sha256_of
@@ -110,8 +110,8 @@ def test_shards_are_told_apart() -> None:
     kinds = {
         "client-07.arrow": records.SHARD,
         "client-123.arrow": records.SHARD,
-        "client-07.health.arrow": time_series.CLIENTS,
-        "server-17.arrow": time_series.SERVER,
+        "client-07.health.arrow": records.CLIENTS,
+        "server-17.arrow": records.SERVER,
         "driver-0.arrow": records.PROGRESS,
         "unreadable-client-07.arrow": None,
         "notes.arrow": None,

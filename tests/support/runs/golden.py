@@ -25,7 +25,7 @@ from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import to_tree
 from analysis.results.recount import recount
 from analysis.results.runs import Run
-from analysis.rows import metrics, parquet, records, time_series
+from analysis.rows import metrics, parquet, records
 from conf import load
 from conf.compose import dump
 from loadgen.run.run_folder import checksums
@@ -38,8 +38,8 @@ def make(source: Path, target: Path) -> None:
     run = load_run(source)
     shutil.copytree(source / "schedule", target / "schedule")
     records.write(metrics.with_latencies(run.requests()), target / "requests" / "part-000.parquet")
-    time_series.write(run.clients(), target / "clients.parquet")
-    time_series.write(run.timeseries(), target / "timeseries.parquet")
+    records.write_series(run.clients(), target / "clients.parquet")
+    records.write_series(run.timeseries(), target / "timeseries.parquet")
     windows, table = counted(run), run.windows()
     stated = table.schema.metadata | {b"schema_version": str(window_table.SCHEMA_VERSION).encode()}
     kept = pa.Table.from_pylist(windows, schema=window_table.WINDOWS.with_metadata(stated))

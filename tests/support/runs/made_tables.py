@@ -10,7 +10,7 @@ import pyarrow as pa
 from analysis.capacity import window_table
 from analysis.capacity.checks import RULES
 from analysis.capacity.rules import REASONS
-from analysis.rows import metrics, time_series
+from analysis.rows import metrics, records
 
 DOCUMENTS = Path(__file__).parents[3] / "docs"
 PAGES = {
@@ -21,9 +21,9 @@ PAGES = {
 SCHEMAS = {
     "requests": metrics.FILE,
     "windows": window_table.WINDOWS,
-    "timeseries": time_series.SERVER,
-    "clients": time_series.CLIENTS,
-    "power": time_series.POWER,
+    "timeseries": records.SERVER,
+    "clients": records.CLIENTS,
+    "power": records.POWER,
 }
 
 

@@ -14,7 +14,7 @@ from analysis.capacity import window_table
 from analysis.results.asked import describe
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.verdicts import RunVerdict
-from analysis.rows import records, time_series
+from analysis.rows import records
 from conf import Experiment
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
@@ -59,10 +59,10 @@ class RunInMemory:
         return pa.Table.from_pylist(list(self.lines), schema=window_table.WINDOWS)
 
     def timeseries(self) -> pa.Table:
-        return pa.Table.from_pylist(list(self.told), schema=time_series.SERVER)
+        return pa.Table.from_pylist(list(self.told), schema=records.SERVER)
 
     def clients(self) -> pa.Table:
-        return time_series.CLIENTS.empty_table()
+        return records.CLIENTS.empty_table()
 
     def events(self) -> list[dict[str, Any]]:
         return []
