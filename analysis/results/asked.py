@@ -79,7 +79,7 @@ def describe(experiment: Experiment) -> AskedExperiment:
         data_path="" if experiment.routing.name == UNKNOWN else experiment.routing.data_path,
         sessions=workload.sessions,
         conversations=chats.truncation.replace("_", "-") if chats else "",
-        workload=workload_name(workload),
+        workload=f"{workload.name} changed" if _changes(workload) else workload.name,
         tokens=workload_tokens(workload),
         arrivals=_arrivals(experiment),
         nodes=experiment.cluster.nodes,
@@ -178,11 +178,6 @@ SAID_ELSEWHERE = ("arrivals", "trace", "tokenizer", "images.tokens")
 """Beginnings of keys that other words say, or that follow from the model."""
 READ_LATER = ("empirical", "conversation")
 """Kinds of lengths whose mean is read from a file or computed."""
-
-
-def workload_name(workload: Workload) -> str:
-    """The name of the workload's file, marked as changed where a value is not the file's."""
-    return f"{workload.name} changed" if _changes(workload) else workload.name
 
 
 def workload_tokens(workload: Workload) -> str:

@@ -84,12 +84,6 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([REQUESTS.field(name) for name in columns], metadata=REQUESTS.metadata)
 
 
-def without_gaps(reported: pa.Table) -> pa.Table:
-    """Rows of schema `PROGRESS` with a column of unknown gaps."""
-    gaps = SHARD.field("itl_us")
-    return reported.append_column(gaps, pa.nulls(reported.num_rows, gaps.type))
-
-
 def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Rows (dicts; a missing key is null) as a table of schema `REQUESTS`."""
     return pa.Table.from_pylist(list(rows), schema=REQUESTS)

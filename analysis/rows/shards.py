@@ -91,7 +91,12 @@ def recorded(
 ) -> list[pa.Table]:
     """Records of requests in shards and plans, the better record first."""
     kept = [shard.rows for shard in found if shard.schema is records.SHARD]
-    reported = [records.without_gaps(shard.rows) for shard in found if shard.schema is records.PROGRESS]
+    gaps = records.SHARD.field("itl_us")
+    reported = [
+        shard.rows.append_column(gaps, pa.nulls(shard.rows.num_rows, gaps.type))
+        for shard in found
+        if shard.schema is records.PROGRESS
+    ]
     plans = (pq.read_table(file, schema=records.PLAN) for file in plan_files(path))
     return [*kept, *reported, *(records.lost(plan, wall_start_ns, time_scale) for plan in plans)]
 

@@ -108,14 +108,10 @@ def fit(text: str, width: int) -> str:
     """The text in lines of at most `width` columns, except for longer words."""
     lines = text.split("\n")
     folded: list[str] = []
-    for is_row, block in groupby(lines, _is_row):
+    for is_row, block in groupby(lines, lambda line: len(GAP.findall(line)) >= GAPS):
         rows = list(block)
         folded += _table(rows, width) if is_row else [one for line in rows for one in _prose(line, width)]
     return "\n".join(folded)
-
-
-def _is_row(line: str) -> bool:
-    return len(GAP.findall(line)) >= GAPS
 
 
 def _prose(line: str, width: int) -> list[str]:
