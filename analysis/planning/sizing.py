@@ -133,26 +133,16 @@ def lengths_differ(one: Evidence, other: Evidence) -> bool:
 def _measured(nodes: int, evidence: Sequence[Evidence]) -> ScalingPoint:
     estimates = []
     for one in evidence:
-        q = (
-            one.sampling_qps_per_node or one.qps_per_node
-        )  # the constants of the engine model are the same for both
+        # The constants of the engine model are the same for all, and so is the error of the cells of a grid.
+        q = one.sampling_qps_per_node or one.qps_per_node
         if q.is_open:
             raise RunError(
                 f"{one.name}: an end of its interval is unknown, so that E({nodes}) would have none"
             )
-        estimates.append(_estimate(one, q))
-    if len(estimates) == 1:
-        return ScalingPoint(nodes, estimates[0].qps, estimates[0].sd)
-    qps = pooled(estimates).qps
-    together = Measured.from_estimate(qps)
-    return ScalingPoint(nodes, together.qps, together.sd)
-
-
-def _estimate(one: Evidence, qps: Estimate) -> Measured:
-    """An estimate of one run; the error that all cells of a grid of predictions share cancels in E."""
-    if one.own_ln_sd is not None:
-        return Measured(qps.value, one.own_ln_sd)
-    return Measured.from_estimate(qps)
+        own = one.own_ln_sd
+        estimates.append(Measured.from_estimate(q) if own is None else Measured(q.value, own))
+    point = estimates[0] if len(estimates) == 1 else Measured.from_estimate(pooled(estimates).qps)
+    return ScalingPoint(nodes, point.qps, point.sd)
 
 
 MOST_NODES = 100_000

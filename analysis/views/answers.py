@@ -47,7 +47,9 @@ def answer(verdict: Verdict, resume: Path | None = None) -> Answer:
         headline, tables, notes = study.headline(verdict), study.tables(verdict), study.notes(verdict)
     else:
         judged = [check for check in verdict.checks or () if check.passed is not None]
-        headline, tables = _run_headline(verdict), [checks_table(judged)] if judged else []
+        headline, tables = rates.capacity_headline(verdict), [checks_table(judged)] if judged else []
+        if verdict.probe:
+            headline = rates.probe_headline(verdict.probe) if verdict.valid else "nothing is concluded"
     facts = (*_why(verdict), *_own_facts(verdict), *_rests_on(verdict), *_places(verdict))
     return Answer(
         word,
@@ -110,12 +112,6 @@ def _lead(verdict: Verdict) -> str:
     if isinstance(verdict, StudyVerdict) and verdict.is_matrix:
         return LEAD if any(cell.simulated for cell in verdict.cells or ()) else ""
     return LEAD if verdict.capacity and verdict.capacity.kind(verdict.asked) else ""
-
-
-def _run_headline(verdict: RunVerdict) -> str:
-    if not verdict.probe:
-        return rates.capacity_headline(verdict)
-    return rates.probe_headline(verdict.probe) if verdict.valid else "nothing is concluded"
 
 
 def _brief_headline(verdict: RunVerdict, whole: Answer) -> str:
