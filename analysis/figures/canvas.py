@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.stats.estimate import number
+from analysis.stats.estimate import Estimate, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -265,6 +265,12 @@ def ms(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return number(value)
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
+def within(estimate: Estimate, left: float, right: float) -> tuple[float, float]:
+    """The interval's ends; an open one is that of the axis."""
+    low, high = estimate.ends
+    return left if low is None else low, right if high is None else high
 
 
 def series(ax: Axes, points: Iterable[tuple[float, float | None]], **look: Any) -> None:

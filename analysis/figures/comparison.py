@@ -16,7 +16,7 @@ from analysis.quality.gate import GateMoment, GateVerdict, MeanInterval
 from analysis.results.runs import Run
 from analysis.results.studies import Study
 from analysis.results.verdicts import PAIRED, UNPAIRED, MatrixCell, PartRow, StudyVerdict
-from analysis.stats.estimate import Estimate, interval, middle, span
+from analysis.stats.estimate import interval, middle, span
 from analysis.views.plan import BASES
 from conf.io.one_line import one_line
 from conf.specs.search import Quality
@@ -71,7 +71,7 @@ class Comparison(Exhibit):
         said += [f"All together, {row.name}: {row.words}." for row in self.together]
         for part in self.parts:
             if part.ratio:
-                low, high = _within(part.ratio, -math.inf, math.inf)
+                low, high = canvas.within(part.ratio, -math.inf, math.inf)
                 shown = "more" if low > 1 else "less" if high < 1 else "no difference shown"
                 said.append(
                     f"{part.name} carries {middle(part.ratio)} times as much (95 % interval"
@@ -90,7 +90,11 @@ class Comparison(Exhibit):
             _draw_capacity(ax, row, -place)
         for claim in (row.claim for row in self.together if row.claim):
             ax.axvspan(
-                *_within(claim, left, right), facecolor=canvas.BAND, linewidth=0, zorder=0, label="together"
+                *canvas.within(claim, left, right),
+                facecolor=canvas.BAND,
+                linewidth=0,
+                zorder=0,
+                label="together",
             )
         canvas.label(ax, "capacity (QPS per node)", "")
 
@@ -100,7 +104,7 @@ class Comparison(Exhibit):
         for place, part in enumerate(self.parts):
             if not part.ratio:
                 continue
-            low, high = _within(part.ratio, -math.inf, math.inf)
+            low, high = canvas.within(part.ratio, -math.inf, math.inf)
             ends += [low, high]
             ax.plot([low, high], [-place] * 2, **canvas.line(canvas.BLUE, width=1.8))
             look = canvas.dots(canvas.BLUE, "o" if part.how == PAIRED else "s", 6.5)
@@ -131,17 +135,11 @@ def _row(part: CapacityRow) -> Row:
     }
 
 
-def _within(estimate: Estimate, left: float, right: float) -> tuple[float, float]:
-    """The interval's ends; an open one is that of the axis."""
-    low, high = estimate.ends
-    return left if low is None else low, right if high is None else high
-
-
 def _draw_capacity(ax: Axes, part: CapacityRow, place: int) -> None:
     if not part.claim:
         return
     left, right = ax.get_xlim()
-    ax.plot(_within(part.claim, left, right), [place] * 2, **canvas.line(canvas.BLUE, width=1.8))
+    ax.plot(canvas.within(part.claim, left, right), [place] * 2, **canvas.line(canvas.BLUE, width=1.8))
     if part.claim.is_bound:
         marker, at = (">", right) if part.claim.is_lower_bound else ("<", left)
         ax.plot([at], [place], **canvas.dots(canvas.BLUE, marker), clip_on=False)

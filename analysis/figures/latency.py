@@ -125,8 +125,7 @@ class Latency(Exhibit):
         capacity, (left, right) = self.data.capacity, ax.get_xlim()
         if not capacity.claim:
             return
-        low = left if capacity.low is None else max(capacity.low, left)
-        high = right if capacity.high is None else min(capacity.high, right)
+        low, high = np.clip(canvas.within(capacity.claim, left, right), left, right)
         band: Look = {"facecolor": canvas.BAND, "linewidth": 0, "zorder": 0}
         ax.axvspan(low, high, **band, label=f"capacity: {capacity.words}")
         below = canvas.BELOW_DATA - 0.1

@@ -65,8 +65,7 @@ class Search(Exhibit):
         _draw_beliefs(ax, self.beliefs, end + 0.06 * (end - start))
         for look in sorted({(row["kind"], row["outcome"]) for row in self.rows}):
             self._draw_windows(ax, *look)
-        if self.answer.claim:
-            _draw_answer(ax, self.answer, end + 0.09 * (end - start))
+        _draw_answer(ax, self.answer, end + 0.09 * (end - start))
 
     def alt(self) -> str:
         """Number of windows, their rates and outcomes, and how the interval narrowed."""
@@ -145,8 +144,9 @@ def _draw_beliefs(ax: Axes, beliefs: Sequence[Row], last_min: float) -> None:
 
 def _draw_answer(ax: Axes, answer: CapacityRow, at_min: float) -> None:
     """The answer's interval; an open end runs to the edge."""
-    low, high = ax.get_ylim()
-    ends = low if answer.low is None else answer.low, high if answer.high is None else answer.high
+    if not answer.claim:
+        return
+    ends = canvas.within(answer.claim, *ax.get_ylim())
     bar: Look = {**canvas.line(canvas.INK, width=1.8), "marker": "_", "markersize": 9}
     ax.plot([at_min] * 2, ends, **bar, label=f"answer, 95 % interval: {answer.words}")
     if answer.closed:

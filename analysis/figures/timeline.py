@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
@@ -210,24 +211,21 @@ def server_state(samples: pa.Table, at_s: Floats) -> ServerState:
     The hit rate is hits over looked up since the instant before, from the counters' differences; a counter
     that fell (its replica began anew) says nothing of that step.
     """
-    unknown = np.full(len(at_s), np.nan)
-    ids = samples.column("replica").unique().to_pylist()
-    if not ids:
-        return ServerState(unknown, unknown, unknown, unknown)
-    of = samples.column("replica").to_numpy(zero_copy_only=False)
-    parts = [samples.filter(pa.array(of == replica)).sort_by("clock_ns") for replica in ids]
-    gauges = {
-        name: np.array([_held(part, name, at_s) for part in parts])
-        for name in ("running", "waiting", "kv_usage")
-    }
-    looked, hits = (
-        sum(_grown(part, name, at_s) for part in parts) for name in ("prefix_queries", "prefix_hits")
-    )
+    parts = [
+        samples.filter(pc.equal(samples["replica"], name)).sort_by("clock_ns")
+        for name in samples["replica"].unique()
+    ]
+
+    def each(name: str, figure: Callable[[Floats, Floats, Floats], Floats]) -> Floats:
+        """A figure of every replica (rows) at every instant."""
+        known = (_known_samples(part, name) for part in parts)
+        return np.array([figure(*sample, at_s) for sample in known]).reshape(-1, len(at_s))
+
+    running, waiting, kv_usage = (each(name, _held) for name in ("running", "waiting", "kv_usage"))
+    looked, hits = (each(name, _grown).sum(axis=0) for name in ("prefix_queries", "prefix_hits"))
     hit_pct = np.where(looked > 0, 100 * hits / np.where(looked > 0, looked, 1), np.nan)
-    running, waiting = (_sum(gauges[name]) for name in ("running", "waiting"))
-    reported = (~np.isnan(gauges["kv_usage"])).sum(axis=0)
-    kv_pct = 100 * _sum(gauges["kv_usage"]) / np.maximum(reported, 1)
-    return ServerState(running, waiting, kv_pct, hit_pct)
+    kv_pct = 100 * _sum(kv_usage) / np.maximum((~np.isnan(kv_usage)).sum(axis=0), 1)
+    return ServerState(_sum(running), _sum(waiting), kv_pct, hit_pct)
 
 
 def _known_samples(part: pa.Table, name: str) -> tuple[Floats, Floats]:
@@ -236,9 +234,8 @@ def _known_samples(part: pa.Table, name: str) -> tuple[Floats, Floats]:
     return at[kept], values[kept]
 
 
-def _held(part: pa.Table, name: str, at_s: Floats) -> Floats:
+def _held(at: Floats, values: Floats, at_s: Floats) -> Floats:
     """The last sample before each instant; nan where there is none, or none fresh enough."""
-    at, values = _known_samples(part, name)
     if not len(at):
         return np.full(len(at_s), np.nan)
     last = np.searchsorted(at, at_s, "right") - 1
@@ -246,9 +243,8 @@ def _held(part: pa.Table, name: str, at_s: Floats) -> Floats:
     return np.where(fresh, values[np.maximum(last, 0)], np.nan)
 
 
-def _grown(part: pa.Table, name: str, at_s: Floats) -> Floats:
+def _grown(at: Floats, values: Floats, at_s: Floats) -> Floats:
     """Growth of a counter since the instant before; 0 where it is unknown."""
-    at, values = _known_samples(part, name)
     if len(at) < 2:
         return np.zeros(len(at_s))
     grown = np.diff(np.interp(at_s, at, values), prepend=np.nan)
