@@ -100,32 +100,29 @@ def _places(arguments: argparse.Namespace) -> list[Path]:
 def show(arguments: argparse.Namespace) -> int:
     """Print the verdict of a run, a study or another tool's result."""
     path, words = arguments.run, arguments.words
-    is_recommendation = ranking.is_recommendation(path)
-    is_foreign = not is_recommendation and exchange.is_foreign(path)
-    if arguments.recompute:
-        if words or arguments.json:
-            raise RunError("--recompute is by the run's own bounds, as text; leave it or the others out")
-        if is_recommendation:
-            raise RunError(f"{path} holds a recommendation, which is shown as it is; leave --recompute out")
-        if is_foreign:
-            raise RunError(f"{path} is another tool's result: it has no conclusion to recompute")
-        text, agrees = recount.recomputed(path)
-        terminal.tell(text)
-        return EXIT_OK if agrees else EXIT_INTERNAL
-    if is_recommendation and words:
-        raise RunError(f"{path} holds a recommendation, which is shown as it is; leave other words out")
-    if is_foreign:
-        if arguments.json:
-            raise RunError(f"{path} is another tool's result, which holds no verdict: leave --json out")
-        bounds_ms = side_by_side.foreign_bounds(words)
-        for load in exchange.load_foreign(path):
-            terminal.tell(str(side_by_side.foreign_answer(load, bounds_ms)))
-    elif is_recommendation:
+    if ranking.is_recommendation(path):
+        if words or arguments.recompute:
+            out = "leave other words out" if words else "leave --recompute out"
+            raise RunError(f"{path} holds a recommendation, which is shown as it is; {out}")
         recommendation = ranking.read(path)
         if arguments.json:
             terminal.data(json_line(recommendation))
         else:
             terminal.tell(recommend.text(recommendation))
+    elif exchange.is_foreign(path):
+        if arguments.recompute:
+            raise RunError(f"{path} is another tool's result: it has no conclusion to recompute")
+        if arguments.json:
+            raise RunError(f"{path} is another tool's result, which holds no verdict: leave --json out")
+        bounds_ms = side_by_side.foreign_bounds(words)
+        for load in exchange.load_foreign(path):
+            terminal.tell(str(side_by_side.foreign_answer(load, bounds_ms)))
+    elif arguments.recompute:
+        if words or arguments.json:
+            raise RunError("--recompute is by the run's own bounds, as text; leave it or the others out")
+        text, agrees = recount.recomputed(path)
+        terminal.tell(text)
+        return EXIT_OK if agrees else EXIT_INTERNAL
     elif arguments.json:
         terminal.data(json_line(_verdict(path, words)))
     elif words:
