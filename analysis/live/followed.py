@@ -62,18 +62,29 @@ class FollowedRun:
 
 def run_snapshot(path: Path) -> Snapshot:
     """A run as its files say now."""
-    manifest, events = _object(_tail(path / MANIFEST)), events_of(_tail(path / EVENTS))
-    snapshot = Snapshot(nodes=_nodes(path, *_stamps(path, CONFIG)), heard_s=_heard_s(path))
-    for event in events:
-        snapshot = snapshot.after(event)
+    manifest, now = _object(_tail(path / MANIFEST)), _object(_tail(path / FILE))
+    snapshot, newest, has_ended = _logged(path, *_stamps(path, EVENTS))
     # The file of the running window stays when the window has ended.
-    newest, now = [event for event in events if event["event"] in WINDOWS][-1:], _object(_tail(path / FILE))
-    if any(event["event"] == "window" and event.get("index") == now.get("index") for event in newest):
+    if newest.get("event") == "window" and newest.get("index") == now.get("index"):
         snapshot = snapshot.after({**now, "event": KIND})
     run_id, verb = (str(manifest.get(key, "")) for key in ("run_id", "verb"))
-    ended = (path / SWEEP).exists() and all(event["event"] == END for event in events[-1:])
+    state, nodes = replace(snapshot.state, run_id=run_id, verb=verb), _nodes(path, *_stamps(path, CONFIG))
+    ended = has_ended and (path / SWEEP).exists()
     ending = _ending(path, _object(_tail(path / SWEEP)).get("exit_code")) if ended else None
-    return replace(snapshot, state=replace(snapshot.state, run_id=run_id, verb=verb)).concluded(ending)
+    return replace(snapshot, state=state, nodes=nodes, heard_s=_heard_s(path)).concluded(ending)
+
+
+@lru_cache(maxsize=2)
+def _logged(path: Path, _log: object) -> tuple[Snapshot, Event, bool]:
+    """What the log says, its newest event that began or ended a window, and whether it has ended or is empty.
+
+    It is read again only when it has grown: the file of the running window changes far more often.
+    """
+    snapshot, events = Snapshot(), events_of(_tail(path / EVENTS))
+    for event in events:
+        snapshot = snapshot.after(event)
+    newest = [event for event in events if event["event"] in WINDOWS]
+    return snapshot, newest[-1] if newest else {}, all(event["event"] == END for event in events[-1:])
 
 
 class FollowedStudy:
