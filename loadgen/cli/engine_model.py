@@ -45,27 +45,13 @@ CPU_GUESS_QPS = 60.0
 not (measured, 2026-11-22). It only says where a ramp begins."""
 
 
-def refuse_unknown_bounds(experiment: Experiment) -> None:
-    """Raise ConfigError for a bound on the queue that the model does not know."""
-    layout = experiment.layout
-    if layout.prefill is not None and "queue" in _metrics(experiment):
-        raise ConfigError(
-            f"the engine model knows no queue time of layout={layout.name}: leave slo.queue_... out, or take "
-            "a layout of whole engines"
-        )
-
-
 def predict(
     experiment: Experiment,
     parallel_map: ParallelMap = map,
     draws: int = DRAWS,
     sensitivity: bool = False,
 ) -> PredictionVerdict:
-    """The engine model's answer: a replay of requests, one rate, or the capacity.
-
-    Raises ConfigError as `refuse_unknown_bounds` does.
-    """
-    refuse_unknown_bounds(experiment)
+    """The engine model's answer: a replay of requests, one rate, or the capacity."""
     if experiment.is_replay:
         return replay.predict(experiment, simulate, parallel_map, draws)
     if experiment.rate_qps:

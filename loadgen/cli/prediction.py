@@ -47,7 +47,6 @@ def checked(words: Sequence[str], config: Path | None, sensitivity: bool = False
     if (rate_qps or experiment.concurrency) and sensitivity:
         key = "rate_qps" if rate_qps else "concurrency"
         raise ConfigError(f"--sensitivity explains a capacity; leave {key}=... out")
-    engine_model.refuse_unknown_bounds(experiment)
     engine_model.refuse_queue_limits(experiment.engine)
     replay.refuse(experiment)
     if experiment.concurrency:

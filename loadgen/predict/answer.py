@@ -176,30 +176,32 @@ def at_rate(
         for budget_s, count in ((QUICK_S, min(nodes, MANY_NODES)), (experiment.search.budget_s, nodes))
     )
     point = simulator.at(experiment.rate_qps)
-    known, came = quantile_draws(rough, experiment.rate_qps, draws, parallel_map), len(point.ttft_ms) > 0
+    has_requests = len(point.ttft_ms) > 0
+    drawn = quantile_draws(rough, experiment.rate_qps, draws, parallel_map)
+    of_rate = drawn.summed if has_requests else None
     missed = [label(limit) for limit in point.slo.limits if point.excess(limit) > 0]
     verdict = base(
         experiment,
-        forecast=replace(_forecast(experiment, point, machine), of_rate=known.summed if came else None),
+        forecast=replace(_forecast(experiment, point, machine), of_rate=of_rate),
         probe=ProbeFigures(
             rate_qps_per_node=experiment.rate_qps,
             window_s=simulator.effort.window_s,
-            limits={limit: _limit(known, point, limit) for limit in point.slo.limits},
+            limits={limit: _limit(drawn, point, limit) for limit in point.slo.limits},
         ),
     )
     if missed:
         return _ended(verdict, summary.EXIT_SLO_MISSED, f"{' and '.join(missed)} over the bound")
-    if not came:
+    if not has_requests:
         return _ended(
             verdict, summary.EXIT_OPEN, "no request came in the simulated time; raise search.budget_s"
         )
     return _ended(verdict, summary.EXIT_OK, "")
 
 
-def _limit(known: QuantileDraws, point: OperatingPoint, limit: Limit) -> Quantile:
+def _limit(drawn: QuantileDraws, point: OperatingPoint, limit: Limit) -> Quantile:
     """A limited quantile at the point, with the constants' uncertainty."""
     bound_ms = point.bound_ms(limit)
-    figure = known.figure(limit, point.quantile_ms(limit), point.interval_ms(limit), bound_ms)
+    figure = drawn.figure(limit, point.quantile_ms(limit), point.interval_ms(limit), bound_ms)
     if metric_of(limit) != JOINT:
         least, seen = least_values(quantile_of(limit)), len(point.latency(limit))
         return replace(figure, needs=None if figure.has_interval or seen >= least else least)

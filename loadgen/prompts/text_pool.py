@@ -160,8 +160,8 @@ class Tokenizer:
 
     def words(self) -> list[tuple[int, str]]:
         """Tokens that are whole lower-case words after a space, by id."""
-        found = [(WORD.fullmatch(entry), number) for entry, number in self.vocabulary.items()]
-        return sorted((number, f" {match[1]}") for match, number in found if match)
+        matches = [(WORD.fullmatch(entry), number) for entry, number in self.vocabulary.items()]
+        return sorted((number, f" {match[1]}") for match, number in matches if match)
 
     def letters(self) -> list[tuple[int, str]]:
         """Tokens that are one letter or digit, by id."""

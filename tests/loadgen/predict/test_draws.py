@@ -253,7 +253,6 @@ def test_the_constants_of_the_engine_model_spread_the_capacity_around_one() -> N
     [
         (["engine=vllm_emulated"], "the engine model answers for engine=simulated, not vllm_emulated"),
         (["engine.max_num_queued_reqs=8"], "does not model refused requests"),
-        (["layout=1p1d_tp4_ep4", "slo.queue_p90_ms=50"], "no queue time of layout=1p1d_tp4_ep4"),
         pytest.param(
             ["search.highest_qps=0.2"], "the engine model finds no interval", marks=pytest.mark.slow
         ),

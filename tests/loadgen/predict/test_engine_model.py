@@ -13,7 +13,7 @@ from analysis.results.asked import constants_basis, describe
 from analysis.results.json_border import from_tree
 from analysis.results.predictions import PredictionVerdict
 from analysis.views import prediction as prediction_view
-from conf import ConfigError, Experiment, load
+from conf import Experiment, load
 from conf.constants import calibration, constants
 from conf.specs.experiment import Constant
 from loadgen.cli import engine_model
@@ -50,11 +50,6 @@ def test_a_request_waits_in_the_queue_only_where_steps_are_full() -> None:
     assert alone.quantile_ms("queue_p90") == 0.0
     assert (busy.queue_ms >= 0).all() and (busy.queue_ms < busy.ttft_ms).all()
     assert (busy.quantile_ms("queue_p90") or 0.0) > 100.0
-
-
-def test_a_queue_that_nobody_knows_is_refused_in_a_line() -> None:
-    with pytest.raises(ConfigError, match="no queue time of layout=1p1d_tp4_ep4: leave slo.queue"):
-        engine_model.refuse_unknown_bounds(load(["layout=1p1d_tp4_ep4", "slo.queue_p90_ms=500"]))
 
 
 def test_gaps_outside_the_window_are_left_out() -> None:
