@@ -17,9 +17,9 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from conf.specs.experiment import Hardware, Layout, Model, Routing, SimulatedEngine
-from serve_apps.engine_model.cost.links import KvLink, TransferSeconds
+from serve_apps.engine_model.cost.links import KvLink
 from serve_apps.engine_model.engine.engine import Engine
-from serve_apps.engine_model.engine.kinds import EngineKind, split_sides
+from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.routing.serve_routers import behind_router, engine_options, listener, stay_on_loopback
 from serve_apps.simulated.openai_answers import ApiRequest, ServedModel
 from serve_apps.simulated.realtime_engine import RealtimeEngine
@@ -49,15 +49,6 @@ class EngineSpecs(NamedTuple):
     model: Model
     hardware: Hardware
     layout: Layout
-
-    @property
-    def sides(self) -> "tuple[EngineSpecs, EngineSpecs | None]":
-        """The engines that answer, and those that only compute prompts, if any."""
-        if self.layout.prefill is None:
-            return self, None
-        both = split_sides(self.engine, self.layout)
-        decode, prefill = (self._replace(engine=engine, layout=side) for engine, side in both)
-        return decode, prefill
 
 
 def application_name(*specs: object) -> str:
@@ -110,27 +101,25 @@ def _options(name: str, engines: Engines, routing: Routing | None) -> dict[str, 
     }
 
 
-def _started(specs: EngineSpecs, seed: int, began_s: float | None) -> RealtimeEngine:
+def _started(kind: EngineKind, seed: int, began_s: float | None) -> RealtimeEngine:
     """The engine of this replica, running. `began_s` is the wall time at which its own time is 0."""
-    replica = Engine(*specs, seed=seed + serve.get_replica_context().rank.rank)
+    replica = Engine(kind, seed + serve.get_replica_context().rank.rank)
     # Wall clocks jump, so the wall is looked at once; from then on the monotonic clock counts.
     epoch_s = None if began_s is None else time.monotonic() - (time.time() - began_s)
-    engine = RealtimeEngine(replica, time_scale=specs.engine.time_scale, epoch_s=epoch_s)
+    engine = RealtimeEngine(replica, time_scale=kind.spec.time_scale, epoch_s=epoch_s)
     engine.start()
     return engine
 
 
-def _served(specs: EngineSpecs) -> ServedModel:
-    engine, model = specs.engine, specs.model
-    block_size = engine.block_size if engine.enable_prefix_caching else 0
+def _served(kind: EngineKind, model: Model) -> ServedModel:
     return ServedModel(
         model.served_name,
-        engine.max_model_len,
+        kind.spec.max_model_len,
         model.vocab,
         int(time.time()),
-        block_size,
+        kind.spec.block_size if kind.spec.enable_prefix_caching else 0,
         model.image_token_px,
-        engine.defect,
+        kind.spec.defect,
     )
 
 
@@ -154,14 +143,14 @@ class SimulatedReplica:
         self._engine: RealtimeEngine | None = None
 
     async def __serve_build_asgi_app__(self) -> SimulatedApp:
-        specs, layout = self._specs.sides[0], self._specs.layout
-        self._engine = engine = _started(specs, self._seed, self._began_s)
-        if self._prefill is None:
-            return SimulatedApp(engine, _served(specs), self._replica_id)
-        link = KvLink(TransferSeconds.of(specs.model, layout))
-        prompts = RemotePrompts(engine, self._answers, link, layout.transfer_mode == "write")
-        pages = {PREFILL_PAGE: self._prefill_page}
-        return SimulatedApp(engine, _served(specs), self._replica_id, prompts, pages)
+        kind = EngineKind.of(*self._specs)
+        self._engine = engine = _started(kind, self._seed, self._began_s)
+        served = _served(kind, self._specs.model)
+        if kind.prefill is None:
+            return SimulatedApp(engine, served, self._replica_id)
+        link = KvLink(kind.prefill.seconds)
+        prompts = RemotePrompts(engine, self._answers, link, kind.prefill.writes)
+        return SimulatedApp(engine, served, self._replica_id, prompts, {PREFILL_PAGE: self._prefill_page})
 
     async def check_health(self) -> None:
         if self._engine and self._engine.failure:
@@ -198,14 +187,15 @@ class SimulatedPrefill:
         self, specs: EngineSpecs, seed: int, began_s: float
     ) -> None:
         stay_on_loopback()
-        side = specs.sides[1]
-        assert side is not None
+        prefill = EngineKind.of(*specs).prefill
+        assert prefill is not None
         self._replica_id = serve.get_replica_context().replica_id.unique_id
-        self._engine = _started(side, seed, began_s)
+        self._engine = _started(prefill.engine, seed, began_s)
         host = ray.util.get_node_ip_address()
         socket = listener(host)
         self._url = f"http://{host}:{socket.getsockname()[1]}"
-        app = SimulatedApp(self._engine, _served(side), f"{PREFILL_ROLE}-{self._replica_id}")
+        served = _served(prefill.engine, specs.model)
+        app = SimulatedApp(self._engine, served, f"{PREFILL_ROLE}-{self._replica_id}")
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
         self._serving = asyncio.create_task(server.serve([socket]))
 

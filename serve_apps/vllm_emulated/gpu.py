@@ -90,14 +90,14 @@ class EmulatedGpu:
 
     def written(self) -> dict[str, Any]:
         """vLLM's additional_config of this GPU, in plain values."""
-        tree = asdict(self)
+        tree = asdict(self) | {"costs": self.costs._asdict()}
         if math.isinf(self.costs.quick_reduce_tokens):
             tree["costs"][_ENDLESS] = None
         return {KEY: tree}
 
     def synchronous(self) -> "EmulatedGpu":
         """The same without asynchronous scheduling: the host's real time per sequence is not hidden."""
-        return replace(self, costs=replace(self.costs, host_sequence_s=0.0))
+        return replace(self, costs=self.costs._replace(host_sequence_s=0.0))
 
     def kv_bytes(self, gpu_memory_utilization: float) -> int:
         """Bytes left for KV on each GPU, as the simulated engine has them. Raises ValueError for none."""

@@ -31,7 +31,7 @@ from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import Engine
+from serve_apps.engine_model import Engine, EngineKind
 from serve_apps.routing.asgi import Message, Scope
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.realtime_engine import RealtimeEngine
@@ -156,7 +156,7 @@ def realtime() -> RealtimeEngine:
 def _engine() -> Engine:
     spec = EXPERIMENT.engine
     assert isinstance(spec, SimulatedEngine)
-    return Engine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
+    return Engine(EngineKind.of(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout))
 
 
 def application(engine: RealtimeEngine) -> SimulatedApp:

@@ -22,7 +22,6 @@ from conf import load
 from conf.kernels import BACKENDS
 from conf.specs.engine import FITTED_BACKEND
 from conf.specs.experiment import Constant, KernelRatio, SimulatedEngine
-from serve_apps.engine_model.cost.step_time import Roofline
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.service import serve_closed
 from tests.benchmarks.evidence.blog import ATTENTION, LONG_INPUT, LONG_OUTPUT, VLLM_NAMES, WAVES
@@ -78,9 +77,7 @@ def machine() -> EngineKind:
 def told(concurrency: int, kv_read: float = 1.0, attention: float = 1.0) -> dict[str, float]:
     """What the engine model says of the bars: tok/s, and ms."""
     one, read, prefill = (Constant(value, "ratio", "tried") for value in (1.0, kv_read, attention))
-    served = replace(
-        machine(), costs=Roofline(*machine().costs).with_kernels(KernelRatio(one, read, prefill)).costs
-    )
+    served = replace(machine(), costs=machine().costs.with_kernels(KernelRatio(one, read, prefill)))
     count = round(WAVES * concurrency)
     asked = [np.full(count, tokens) for tokens in (LONG_INPUT, LONG_OUTPUT, 0)]
     seen = serve_closed(served, concurrency, asked)

@@ -27,7 +27,7 @@ def engine(caching: bool = True) -> Engine:
     spec = experiment.engine
     assert isinstance(spec, SimulatedEngine)
     spec = replace(spec, enable_prefix_caching=caching)
-    return Engine(spec, experiment.model, experiment.hardware, experiment.layout)
+    return Engine(EngineKind.of(spec, experiment.model, experiment.hardware, experiment.layout))
 
 
 def closed_loop(

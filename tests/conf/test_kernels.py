@@ -194,7 +194,7 @@ def test_a_known_backend_scales_reads_and_prefill_attention_alone(backend: str) 
         "engine.kernel_ratio.attention",
     }
     machine = EngineKind.of(asked.engine, asked.model, asked.hardware, asked.layout)
-    assert machine.costs == cost.costs
+    assert machine.costs == cost
     assert "a figure of Qwen3-235B on MI300X" in kernel_lines(asked)[0]
 
 

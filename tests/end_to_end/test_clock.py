@@ -33,6 +33,7 @@ from loadgen.search.window_plan import Start, WindowPlan
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
+from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.simulated.openai_answers import ApiRequest
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers import mock_exchanges
@@ -199,7 +200,7 @@ EXPERIMENT = load([f"engine.time_scale={FAST}", *SHORT])
 def virtual_s(experiment: Experiment) -> tuple[float, float]:
     """Seconds to the first and to the last token of a lone request, on the virtual clock."""
     spec = experiment.engine
-    plain = Engine(spec, experiment.model, experiment.hardware, experiment.layout)
+    plain = Engine(EngineKind.of(spec, experiment.model, experiment.hardware, experiment.layout))
     times, now_s = [], 0.0
     plain.add(GenerateRequest(600, 20), now_s)
     while (now_s := max(now_s, plain.ready_s())) != math.inf:

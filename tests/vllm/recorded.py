@@ -12,6 +12,7 @@ from conf.specs.experiment import Constant, Layout, SimulatedEngine
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from serve_apps.engine_model.engine import steps
 from serve_apps.engine_model.engine.engine import Engine, RequestState
+from serve_apps.engine_model.engine.kinds import EngineKind
 from tests.support.virtual.books import check_integrity, chosen
 from tests.vllm.real_core import Limits, Log, Work
 
@@ -87,7 +88,7 @@ class RecordedEngine(Engine):
     """Records the begin of its steps, the tokens of each request in them, and every request that it got."""
 
     def __init__(self, limits: Limits, layout: Layout) -> None:
-        super().__init__(spec_of(limits), MODEL, SPECS.hardware, layout)
+        super().__init__(EngineKind.of(spec_of(limits), MODEL, SPECS.hardware, layout))
         self.starts: list[float] = []
         self.steps: list[dict[int, int]] = []
         self.states: list[RequestState] = []

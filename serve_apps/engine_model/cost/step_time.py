@@ -6,9 +6,9 @@ a step may cost as much as decode tokens; the efficiency then rises smoothly, wi
 """
 
 import math
-from dataclasses import asdict, astuple, dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import NamedTuple
 
 from conf.specs.experiment import Hardware, KernelRatio, Layout, Model
 from serve_apps.engine_model.cost import architecture, links
@@ -35,8 +35,7 @@ class Batch:
         self.attention_pairs += new * (context + new / 2)
 
 
-@dataclass(frozen=True)
-class Roofline:
+class Roofline(NamedTuple):
     """Seconds of one replica per unit of work; `expert_miss` is the chance that a token avoids an expert.
 
     `expert_read_s` reads all experts; where every GPU has some of its own, `expert_skew_s` is what the
@@ -68,7 +67,7 @@ class Roofline:
     def terms(self, batch: Batch) -> tuple[float, ...]:
         """The additive step time, term by term."""
         return step_terms(
-            self.costs,
+            self,
             batch.decode_tokens,
             batch.prefill_tokens,
             batch.context_tokens,
@@ -78,25 +77,19 @@ class Roofline:
 
     def scaled(self, factor: float) -> "Roofline":
         """The same step, with all its times multiplied."""
-        times = {name: value * factor for name, value in asdict(self).items() if name.endswith("_s")}
-        return replace(self, **times)
+        times = {name: value * factor for name, value in self._asdict().items() if name.endswith("_s")}
+        return self._replace(**times)
 
     def with_kernels(self, ratio: KernelRatio | None) -> "Roofline":
         """The step time with another release or other kernels than those of the fit."""
         if ratio is None:
             return self
-        changed = replace(
-            self,
+        changed = self._replace(
             launch_s=self.launch_s * ratio.launch.value,
             context_token_s=self.context_token_s * ratio.kv_read.value,
             attention_pair_s=self.attention_pair_s * ratio.attention.value,
         )
         return changed.scaled(ratio.step.value)
-
-    @cached_property
-    def costs(self) -> tuple[float, ...]:
-        """The fields in their order, as `step_terms` wants them."""
-        return astuple(self)
 
 
 def step_terms(
@@ -206,8 +199,7 @@ class RanksTime:
         )
         each = {name: getattr(own, name) / ranks + getattr(shared, name) for name in per_unit}
         # The rise of the shared part is over sooner, by tokens; it is the smaller one and drawn out here.
-        return replace(
-            own,
+        return own._replace(
             **each,
             expert_read_s=shared.expert_read_s,
             expert_miss=shared.expert_miss,
@@ -249,8 +241,7 @@ def ranks_time(
     rise_tokens = constants.gemm_rise_tokens.value
     token_s = scale * constants.prefill_token_us.value * 1e-6 / pace
     mixed_s = scale * model.layers * constants.prefill_layer_us.value * 1e-6
-    own = replace(
-        plain,
+    own = plain._replace(
         expert_read_s=0.0,
         expert_skew_s=0.0,
         decode_gemm_token_s=own_decode_s,

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.engine import kinds, rules, state, steps
 from serve_apps.engine_model.engine.kinds import EngineKind, Ints
 from serve_apps.engine_model.engine.native import NONE
@@ -128,13 +127,11 @@ def _known(time_s: float) -> float | None:
 class Engine:
     """vLLM's scheduler, or data-parallel ranks of it, over a step-time model, behind a serial front end.
 
-    Raises ValueError if the weights do not fit or a needed hardware figure is unknown.
+    `seed` draws its noise.
     """
 
-    def __init__(
-        self, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout, seed: int = 0
-    ) -> None:
-        self.kind = kind = EngineKind.of(spec, model, hardware, layout)
+    def __init__(self, kind: EngineKind, seed: int = 0) -> None:
+        self.kind = kind
         arrays, (self._noise,) = kinds.empty_arrays([(kind, 1)], kind.spec.max_model_len, [seed])
         arrays.set(**state.empty_books(kind.blocks * kind.width, 0))
         self.arrays = arrays

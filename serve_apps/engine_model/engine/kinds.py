@@ -2,7 +2,7 @@
 empty."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.cost.architecture import kv_blocks
 from serve_apps.engine_model.cost.links import TransferSeconds
-from serve_apps.engine_model.cost.step_time import ranks_time, roofline
+from serve_apps.engine_model.cost.step_time import Roofline, ranks_time, roofline
 from serve_apps.engine_model.engine import state
 from serve_apps.engine_model.engine.native import NONE
 
@@ -29,8 +29,8 @@ class EngineKind:
     spec: SimulatedEngine
     blocks: int
     width: int
-    costs: tuple[float, ...]
-    shared_costs: tuple[float, ...]
+    costs: Roofline
+    shared_costs: Roofline
     front_end_s: float
     latency_s: float
     image_token_s: float
@@ -44,7 +44,10 @@ class EngineKind:
         of a model without experts should share some.
         """
         if layout.prefill is not None:
-            decode, prompts = (cls.of(it, model, hardware, side) for it, side in split_sides(spec, layout))
+            if layout.connector == "moriio":  # it needs the prefix cache off, on both sides
+                spec = replace(spec, enable_prefix_caching=False)
+            sides = layout.decode_side, layout.prefill_side or layout
+            decode, prompts = (cls.of(spec, model, hardware, side) for side in sides)
             seconds, writes = TransferSeconds.of(model, layout), layout.transfer_mode == "write"
             counts = layout.prefill.per_node, layout.replicas_per_node
             return replace(decode, prefill=PrefillKind(prompts, seconds, writes, *counts))
@@ -56,9 +59,9 @@ class EngineKind:
                     "that they share, which is not modelled; leave it out, or take a layout without ranks"
                 )
             ranks = ranks_time(model, hardware, layout, spec.kernel_ratio)
-            costs = ranks.own.costs, ranks.shared.costs
+            costs = ranks.own, ranks.shared
         else:
-            costs = (roofline(model, hardware, layout, spec.kernel_ratio).costs,) * 2
+            costs = (roofline(model, hardware, layout, spec.kernel_ratio),) * 2
         times, blocks = model.step_time, kv_blocks(spec, model, hardware, layout)
         if blocks < 1:
             raise ValueError(
@@ -104,15 +107,6 @@ class PrefillKind(NamedTuple):
     writes: bool
     per_node: int
     decode_per_node: int
-
-
-def split_sides(spec: SimulatedEngine, layout: Layout) -> Iterator[tuple[SimulatedEngine, Layout]]:
-    """Decode and prefill engines of a split layout; MoRI-IO needs the prefix cache off, on both sides."""
-    if layout.connector == "moriio":
-        spec = replace(spec, enable_prefix_caching=False)
-    for side in (layout.decode_side, layout.prefill_side):
-        assert side is not None
-        yield spec, side
 
 
 CHUNK_STEPS = 4096

@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.specs.routing import SESSION_POLICIES
 from serve_apps.engine_model.engine import state
 from serve_apps.engine_model.engine.native import NONE, inlined, native
 from serve_apps.routing import policies
 
 Ints = NDArray[np.int64]
-BY_SESSION = ("consistent_hash", "bounded_hash", "client_side")
-POLICIES = ("leastconn", "roundrobin", "round_robin", "pow2", "random", *BY_SESSION)
+POLICIES = ("leastconn", "roundrobin", "round_robin", "pow2", *SESSION_POLICIES)
 PAIRS_CHUNK = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """A policy with its settings, as the spec `Routing` has them; `random` draws any replica alike.
+    """A policy with its settings, as the spec `Routing` has them.
 
     `home` gives the replica of a session, by session and number of replicas, under `client_side`.
     Raises ValueError for a policy that is not in `POLICIES`.
@@ -39,7 +39,7 @@ class Balance:
 
     @property
     def by_session(self) -> bool:
-        return self.policy in BY_SESSION
+        return self.policy in SESSION_POLICIES
 
 
 class Loss(NamedTuple):
@@ -102,8 +102,6 @@ def _fixed(balance: Balance, replicas: tuple[int, ...], seed: int, at: Ints, ses
             return who[at % count], nothing
         case "pow2":
             return tuple(who[pairs(seed, count, at)].T)
-        case "random":
-            return who[pairs(seed, count, at)[:, 0]], nothing
         case "client_side":
             assert balance.home is not None, "client_side is the load generator's rule; hand it in"
             sessions, inverse = np.unique(session, return_inverse=True)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ def driver(words: list[str], *factors: float) -> tuple[Driver, Experiment]:
     kind = EngineKind.of(spec, experiment.model, experiment.hardware, experiment.layout)
     virtual = VirtualService(kind, len(factors))
     arrays = virtual.service.arrays
-    names = [field.name for field in fields(Roofline)]
+    names = Roofline._fields
     timed = np.array([name.endswith("_s") for name in names])
     arrays.set(costs=np.array([np.where(timed, factor, 1.0) * arrays.costs[0] for factor in factors]))
     arrays.engines["kind"] = range(len(factors))

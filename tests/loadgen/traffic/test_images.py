@@ -24,6 +24,7 @@ from loadgen.prompts.bodies import ImageParts, Prompts
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
+from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import ApiError, Image, ServedModel
 from serve_apps.simulated.openai_request import PREFIX, SeenImages
@@ -230,7 +231,7 @@ def test_an_image_seen_lately_is_not_encoded_again() -> None:
 
 def test_the_engine_takes_its_time_for_new_images() -> None:
     it = seeing()
-    engines = [Engine(it.engine, it.model, it.hardware, it.layout) for _ in range(2)]  # type: ignore[arg-type]
+    engines = [Engine(EngineKind.of(it.engine, it.model, it.hardware, it.layout)) for _ in range(2)]  # type: ignore[arg-type]
     for engine, new in zip(engines, (0, 1024), strict=True):
         engine.add(GenerateRequest(1124, 5, new_image_tokens=new), 0.0)
     without, with_images = (engine.ready_s() for engine in engines)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from conf.specs.experiment import PrefillEngines, SimulatedEngine
-from serve_apps.engine_model.cost.links import KvLink, TransferSeconds
+from serve_apps.engine_model.cost.links import KvLink
 from serve_apps.engine_model.engine.engine import Engine
+from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.simulated import split_engines
 from serve_apps.simulated.app import SimulatedPrefill
 from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps
@@ -47,15 +48,16 @@ class Node:
         loop = asyncio.get_running_loop()
         layout = split(mode, connector)
         assert isinstance(SPECS.engine, SimulatedEngine)
-        parts = replace(SPECS.engine, **spec), SPECS.model, SPECS.hardware
-        self.plain = [Engine(*parts, side) for side in (layout.prefill_side, layout.decode_side)]
+        kind = EngineKind.of(replace(SPECS.engine, **spec), SPECS.model, SPECS.hardware, layout)
+        assert kind.prefill is not None
+        self.plain = [Engine(kind.prefill.engine), Engine(kind)]
         epoch_s = loop.time()
         self.prefill, self.decode = (
             RealtimeEngine(each, loop.time, time_scale, epoch_s) for each in self.plain
         )
         self.prefill.start()
         self.decode.start()
-        self.seconds = TransferSeconds.of(SPECS.model, layout)
+        self.seconds = kind.prefill.seconds
         ask = ask or partial(compute, self.prefill)
         prompts = RemotePrompts(self.decode, ask, KvLink(self.seconds), mode == "write")
         self.app = SimulatedApp(self.decode, SERVED, "decode-1", prompts)

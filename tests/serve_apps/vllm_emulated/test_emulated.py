@@ -121,7 +121,7 @@ def test_costs_and_memory_are_those_of_the_simulated_engine() -> None:
     block_bytes = simulated.block_size * kv_bytes_per_token(SPECS.model, SPECS.layout.tensor_parallel)
     kv_bytes = there.kv_bytes(simulated.gpu_memory_utilization)
     assert kv_bytes // block_bytes == kv_blocks(simulated, *parts)
-    assert there.synchronous().costs == replace(there.costs, host_sequence_s=0.0)
+    assert there.synchronous().costs == there.costs._replace(host_sequence_s=0.0)
     with pytest.raises(ValueError, match="leave no KV"):
         there.kv_bytes(0.1)
 

@@ -30,7 +30,7 @@ def engine(seed: int = 0, front_end_ms: float = 0.0, **changes: Any) -> Engine:
     work, none = (Constant(ms, "ms per request", "test") for ms in (front_end_ms, 0.0))
     step_time = replace(asked.model.step_time, front_end_ms=work, front_end_latency_ms=none)
     model = replace(asked.model, step_time=step_time)
-    return Engine(SimulatedEngine(**changes), model, asked.hardware, asked.layout, seed)
+    return Engine(EngineKind.of(SimulatedEngine(**changes), model, asked.hardware, asked.layout), seed)
 
 
 def ranks_step_s(time: RanksTime, batches: Sequence[Batch | None]) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
+from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.realtime_engine import RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp
@@ -49,7 +50,8 @@ def run(story: Coroutine[Any, Any, Any]) -> Any:
 
 def engine(**changes: Any) -> Engine:
     assert isinstance(SPECS.engine, SimulatedEngine)
-    return Engine(replace(SPECS.engine, **changes), SPECS.model, SPECS.hardware, SPECS.layout)
+    spec = replace(SPECS.engine, **changes)
+    return Engine(EngineKind.of(spec, SPECS.model, SPECS.hardware, SPECS.layout))
 
 
 def planned(arrivals: list[tuple[float, int, int]]) -> dict[int, list[float]]:

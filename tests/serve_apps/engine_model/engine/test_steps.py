@@ -17,7 +17,7 @@ PARTS = DP8.model, DP8.hardware, DP8.layout
 
 
 def group(**changes: object) -> Engine:
-    return Engine(SimulatedEngine(**changes), *PARTS)  # type: ignore[arg-type]
+    return Engine(EngineKind.of(SimulatedEngine(**changes), *PARTS))  # type: ignore[arg-type]
 
 
 def rank_of(served: Engine, state: RequestState) -> int:
@@ -134,4 +134,4 @@ def test_counts_that_were_published_hold_until_the_next_time() -> None:
 def test_a_model_without_experts_has_no_ranks_that_step_together() -> None:
     dense = specs("llama31_405b_fp8", layout="dp1_tp8").model
     with pytest.raises(ValueError, match="replicas_per_node"):
-        Engine(SimulatedEngine(), dense, DP8.hardware, DP8.layout)
+        EngineKind.of(SimulatedEngine(), dense, DP8.hardware, DP8.layout)

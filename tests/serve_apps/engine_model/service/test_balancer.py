@@ -13,7 +13,7 @@ from serve_apps.engine_model.service import balancer as compiled
 from serve_apps.engine_model.service.balancer import POLICIES, Balance, Loss, choice, pairs
 from serve_apps.routing import policies
 
-GIVEN = ("roundrobin", "round_robin", "random", "consistent_hash", "client_side")
+GIVEN = ("roundrobin", "round_robin", "consistent_hash", "client_side")
 
 
 def balance(policy: str) -> Balance:

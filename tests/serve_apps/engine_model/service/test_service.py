@@ -44,7 +44,7 @@ def traffic(seed: int, count: int, rate_qps: float, shared: int = 0) -> Any:
 
 def step_by_step(asked: SimulatedEngine, sent_s: Any, columns: Any, held: int = 0) -> Sequence[Any]:
     """The states of all requests on one engine; with `held` of them in flight, else each at its time."""
-    engine, now_s, states, count = Engine(asked, *PARTS, seed=3), 0.0, [], len(columns[0])
+    engine, now_s, states, count = Engine(EngineKind.of(asked, *PARTS), 3), 0.0, [], len(columns[0])
 
     def add(at_s: float) -> None:
         number = len(states)
@@ -181,7 +181,7 @@ def test_the_times_of_tokens_are_those_of_their_steps(blocks: int) -> None:
     sent_s, (inputs, outputs, shared) = traffic(2, 40, 30.0)
     columns = inputs // 3, outputs * 9, shared
     times = serve(EngineKind.of(asked, *PARTS), Requests(sent_s, columns), Replicas(seed=3), tokens=True)
-    engine, now_s, coming = Engine(asked, *PARTS, seed=3), 0.0, 0
+    engine, now_s, coming = Engine(EngineKind.of(asked, *PARTS), 3), 0.0, 0
     seen: list[list[float]] = [[] for _ in sent_s]
     while (start_s := max(now_s, engine.ready_s())) < np.inf or coming < len(sent_s):
         if coming < len(sent_s) and sent_s[coming] <= start_s:
