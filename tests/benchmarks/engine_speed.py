@@ -64,13 +64,28 @@ def open_loop(rate_qps: float) -> float:
     return VIRTUAL_S / (time.process_time() - start)
 
 
-def at_once(rate_qps: float) -> float:
-    """Steps per CPU second of `loop` with Poisson arrivals of 5600/140, after a run that compiles it."""
-    asked = load()
+SERVICES = {
+    "5600/140, 2 QPS": ([], LOOP_REQUESTS, 2.0, 5600, 140),
+    "5600/140, 3 QPS": ([], LOOP_REQUESTS, 3.0, 5600, 140),
+    "tight cache, one at a time": (["engine.num_gpu_blocks=700"], 2000, 4.0, 5600, 140),
+    "tight cache, 50 at a time": (["engine.num_gpu_blocks=18000"], 2000, 6.0, 5600, 140),
+    "tight cache, long answers": (["engine.num_gpu_blocks=8000"], 2000, 12.0, 200, 600),
+    "tight cache, answers of 1000": (["engine.num_gpu_blocks=700"], 1000, 3.0, 500, 1000),
+    "split": (["layout=2p1d"], 3000, 6.0, 5600, 140),
+    "split, tight cache": (["layout=2p1d", "engine.num_gpu_blocks=900"], 2000, 6.0, 5600, 140),
+    "ranks": (["layout=dp8_attention_ep8"], 3000, 3.0, 5600, 140),
+    "ranks, tight cache": (["layout=dp8_attention_ep8", "engine.num_gpu_blocks=800"], 1500, 3.0, 5600, 140),
+}
+"""Changes of the default, requests, their rate (QPS), and their tokens in and out."""
+
+
+def at_once(words: list[str], count: int, rate_qps: float, input_tokens: int, output_tokens: int) -> float:
+    """Steps per CPU second of `loop` under Poisson arrivals, after a run that compiles it."""
+    asked = load(words)
     assert isinstance(asked.engine, SimulatedEngine)
     machine = EngineKind.of(asked.engine, asked.model, asked.hardware, asked.layout)
-    sent_s = np.cumsum(np.random.default_rng(1).exponential(1 / rate_qps, LOOP_REQUESTS))
-    columns = [np.full(LOOP_REQUESTS, tokens) for tokens in (5600, 140, 0)]
+    sent_s = np.cumsum(np.random.default_rng(1).exponential(1 / rate_qps, count))
+    columns = [np.full(count, tokens) for tokens in (input_tokens, output_tokens, 0)]
     serve(machine, Requests(sent_s[:10], [column[:10] for column in columns]))
     start = time.process_time()
     steps = serve(machine, Requests(sent_s, columns)).work.steps
@@ -104,8 +119,8 @@ if __name__ == "__main__":
             f"{output_tokens:4d} out, cache {'on ' if caching else 'off'}: {rate:9.0f} steps per CPU s "
             f"({rate / base:.2f} x the first)"
         )
-    for rate_qps in (2.0, 3.0):
-        rate = at_once(rate_qps)
-        print(f"one call, {rate_qps:.0f} QPS: {rate:9.0f} steps per CPU s ({rate / base:.2f} x the first)")
+    for name, service in SERVICES.items():
+        rate = at_once(*service)
+        print(f"one call, {name}: {rate:9.0f} steps per CPU s ({rate / base:.2f} x the first)")
     for rate_qps in (1.0, 2.0, 3.0):
         print(f"open loop, {rate_qps:.0f} QPS: {open_loop(rate_qps):6.0f} x real time")

@@ -282,8 +282,8 @@ class Engine:
     def _pieces(self, request: GenerateRequest) -> Ints:
         """The blocks of a prompt that others may share: a name and its place for each."""
         full = request.input_tokens // self.block_size if self.kind.spec.enable_prefix_caching else 0
-        hashes = enumerate(request.hashes[:full], 1)
-        return np.array([(hash(each) & LARGEST_NAME, end) for end, each in hashes], np.int64)
+        names = [hash(each) & LARGEST_NAME for each in request.hashes[:full]]
+        return np.stack([np.array(names, np.int64), np.arange(1, len(names) + 1)], axis=1)
 
     def _make_room_for_cells(self) -> None:
         """A request has no more of them than blocks."""
