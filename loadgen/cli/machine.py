@@ -146,7 +146,7 @@ class SearchOnFastClock(SearchCapacity):
     _late = ""
 
     def load(self, driver: Driver) -> None:
-        self._sweep = sweep(driver, self._next_window)
+        self._stop = sweep(driver, self._next_window)
 
     def was_too_fast(self, verdict: RunVerdict) -> bool:
         """True of a void search on a fast clock for which this machine was late."""

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.capacity.growing_queue import falls_behind
-from analysis.capacity.posterior import Capacity
 from analysis.capacity.window_counts import NS, Window, WindowCounts, count, in_window, over_bound
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
@@ -28,46 +27,28 @@ from loadgen.traffic.schedule import ArrivalSchedule
 from loadgen.traffic.traffic import Profile
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """The outcomes of a sweep in order, the capacity that they claim, and why it ended."""
-
-    outcomes: list[MeasuredWindow]
-    capacity: Capacity | None
-    stop: Stop
-    elapsed_s: float
-
-
 def focus(driver: Driver) -> WindowPlan | Stop:
     """The next step of "ramp, then focus"."""
     return next_window(driver.plan.search, driver.plan.begin, driver.windows.outcomes, driver.elapsed_s())
 
 
-def sweep(driver: Driver, choose: Callable[[Driver], WindowPlan | Stop] = focus) -> Sweep:
-    """Load what `choose` says until the budget or the search ends it. Raises TargetLost."""
+def sweep(driver: Driver, choose: Callable[[Driver], WindowPlan | Stop] = focus) -> Stop:
+    """Load what `choose` says until the budget or the search ends it; returns why. Raises TargetLost."""
     warm_up(driver)
     while True:
         try:
-            stop = _go_on(driver, choose)
+            step = choose(driver)
+            if not isinstance(step, Stop):
+                step = driver.loss.await_load_hosts() or step
+            if isinstance(step, Stop):
+                driver.drain(run_out=True)
+                break
+            load_prepared(driver, step)
         except TargetLost as lost:
             driver.recover(lost)
-            continue
-        if stop is not None:
-            elapsed_s = driver.elapsed_s()
-            driver.emit("stop", stop=stop.kind, text=f"end of search: {stop.reason}", elapsed_s=elapsed_s)
-            return Sweep(driver.windows.outcomes, driver.windows.claimed_capacity(), stop, elapsed_s)
-
-
-def _go_on(driver: Driver, choose: Callable[[Driver], WindowPlan | Stop]) -> Stop | None:
-    """Load one window more; or else let every answer end and return why there is none."""
-    step = choose(driver)
-    if not isinstance(step, Stop):
-        step = driver.loss.await_load_hosts() or step
-    if isinstance(step, Stop):
-        driver.drain(run_out=True)
-        return step
-    load_prepared(driver, step)
-    return None
+    text, elapsed_s = f"end of search: {step.reason}", driver.elapsed_s()
+    driver.emit("stop", stop=step.kind, text=text, elapsed_s=elapsed_s)
+    return step
 
 
 REQUIRED_S = 600.0

@@ -189,10 +189,10 @@ class SearchCapacity(Job):
     """The job of a sweep."""
 
     def load(self, driver: Driver) -> None:
-        self._sweep = sweep(driver)
+        self._stop = sweep(driver)
 
     def verdict(self, driver: Driver) -> RunVerdict:
-        return verdicts.sweep_verdict(self.experiment, driver, self._sweep, "wall")
+        return verdicts.sweep_verdict(self.experiment, driver, self._stop, "wall")
 
 
 class OfferLoad(Job):

@@ -51,10 +51,10 @@ from conf.specs.bounds import (
 )
 from conf.specs.experiment import Experiment
 from loadgen.drive.driver import Driver
-from loadgen.drive.programs import Required, Sweep, analyse
+from loadgen.drive.programs import Required, analyse
 from loadgen.search import acceptance
 from loadgen.search.policy import prior
-from loadgen.search.window_plan import counted_windows
+from loadgen.search.window_plan import Stop, counted_windows
 
 QUEUE_GREW = (
     "in the windows that kept the bounds near this rate more requests came than ended: the queue still grew, "
@@ -62,11 +62,11 @@ QUEUE_GREW = (
 )
 
 
-def sweep_verdict(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -> RunVerdict:
-    """The verdict of a search that ran to its end; `clock` is `wall` or `virtual`."""
-    judged = [window.verdict for window in sweep.outcomes if window.plan.kind == "window"]
+def sweep_verdict(experiment: Experiment, driver: Driver, stop: Stop, clock: str) -> RunVerdict:
+    """The verdict of a search that ended by `stop`; `clock` is `wall` or `virtual`."""
+    judged = [window.verdict for window in driver.windows.outcomes if window.plan.kind == "window"]
     whole = judge_run(judged, experiment.search.min_windows)
-    evidence = _evidence(sweep, judged, clock, experiment.time_scale) + _waited(driver)
+    evidence = _evidence(driver, judged, clock, experiment.time_scale) + _waited(driver)
     if change := driver.windows.service_change():
         evidence += f"; {change}"
     verdict = replace(_base(experiment, driver), clock=clock, evidence=evidence)
@@ -74,13 +74,13 @@ def sweep_verdict(experiment: Experiment, driver: Driver, sweep: Sweep, clock: s
         # What was not used must not stand as evidence; of a void run every window is judged.
         used = [one for one in judged if one.valid] if whole.valid else _every(driver)
         verdict = replace(verdict, checks=worst_checks(used))
-    if sweep.stop.kind == "actor_lost" and whole.valid:
-        verdict = replace(verdict, evidence=f"{evidence}; it ended early: {sweep.stop.reason}")
-    elif stopped := _stopped(driver, sweep, verdict):
+    if stop.kind == "actor_lost" and whole.valid:
+        verdict = replace(verdict, evidence=f"{evidence}; it ended early: {stop.reason}")
+    elif stopped := _stopped(driver, stop, verdict):
         return stopped
     capacity, effects = driver.windows.claimed_capacity(), driver.windows.node_effects()
-    if sweep.stop.kind == "above_highest" or capacity is None:
-        return _ended(verdict, EXIT_OPEN, sweep.stop.reason)
+    if stop.kind == "above_highest" or capacity is None:
+        return _ended(verdict, EXIT_OPEN, stop.reason)
     replicas_per_node = None if experiment.engine.kind == "external" else experiment.layout.replicas_per_node
     verdict = replace(
         verdict,
@@ -108,12 +108,11 @@ def sweep_verdict(experiment: Experiment, driver: Driver, sweep: Sweep, clock: s
     return _ended(verdict, EXIT_OK, "")
 
 
-def _stopped(driver: Driver, sweep: Sweep, verdict: RunVerdict) -> RunVerdict | None:
+def _stopped(driver: Driver, stop: Stop, verdict: RunVerdict) -> RunVerdict | None:
     """The verdict of a search that was stopped early, missed its bounds everywhere or had hardly an answer.
 
     None of others.
     """
-    stop = sweep.stop
     if stop.kind == "actor_lost":
         why = f"actor_lost: {stop.reason}. {REASONS['actor_lost'].remedy}"
         return _ended(verdict, EXIT_VOID, why, valid=False)
@@ -121,7 +120,9 @@ def _stopped(driver: Driver, sweep: Sweep, verdict: RunVerdict) -> RunVerdict | 
         last = [one for one in _every(driver) if not one.valid][-1:]
         why = " ".join([f"{one.reason}: {one.remedy}" for one in last] + [stop.reason])
         return _ended(verdict, EXIT_VOID, why, valid=False)
-    windows = [window for window in sweep.outcomes if window.plan.kind == "window" and not window.void]
+    windows = [
+        window for window in driver.windows.outcomes if window.plan.kind == "window" and not window.void
+    ]
     rows = [window.rows for window in windows]
     if rows and all(map(failures.nearly_all, rows)):
         why = f"at every rate: {failures.account(pa.concat_tables(rows))}"
@@ -350,12 +351,12 @@ def _every(driver: Driver) -> list[Verdict]:
     return [window.verdict for window in driver.windows.outcomes]
 
 
-def _evidence(sweep: Sweep, judged: Sequence[Verdict], clock: str, time_scale: float) -> str:
-    kinds = Counter(outcome.plan.kind for outcome in sweep.outcomes)
+def _evidence(driver: Driver, judged: Sequence[Verdict], clock: str, time_scale: float) -> str:
+    kinds = Counter(outcome.plan.kind for outcome in driver.windows.outcomes)
     ramp = f"{kinds['ramp']} ramp steps and " if kinds["ramp"] else ""
     void = Counter(one.reason for one in judged if not one.valid)
     lost = f" ({', '.join(f'{count} void: {reason}' for reason, count in void.items())})" if void else ""
-    took_s = sweep.elapsed_s
+    took_s = driver.elapsed_s()
     took = f"{took_s:.0f} s of {clock} time"
     if clock == "wall" and time_scale != 1:
         took = f"{took_s:.0f} s of the engine's time, {took_s / time_scale:.0f} s of wall time"

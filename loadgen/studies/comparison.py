@@ -138,7 +138,7 @@ class ReplayWindows(SearchCapacity):
     def load(self, driver: Driver) -> None:
         original = Original.of(load_run(self.path))
         driver.replan(seed=original.seed)
-        self._sweep = sweep(driver, lambda driver: self.next_step(driver, original))
+        self._stop = sweep(driver, lambda driver: self.next_step(driver, original))
 
     def next_step(self, driver: Driver, original: Original) -> WindowPlan | Stop:
         """The next window on the service that replays the original."""

@@ -24,7 +24,6 @@ from loadgen.cli import engine_model
 from loadgen.cli.words import experiment_of as asked
 from loadgen.drive.driver import Driver
 from loadgen.drive.load_feed import LoadPlan
-from loadgen.drive.programs import sweep
 from loadgen.fleet.rows import planned
 from loadgen.fleet.target import Observation
 from loadgen.traffic.prefix_sharing import shared_prefixes
@@ -34,7 +33,7 @@ from serve_apps.engine_model import EngineKind
 from serve_apps.engine_model.service.prefixes import session_pieces
 from tests.benchmarks._brute_force import root
 from tests.benchmarks.search_accuracy import HEADS, row
-from tests.support.search.searches import Found, answer
+from tests.support.search.searches import Found, answer, swept
 from tests.support.virtual.virtual_service import SessionPrompt, VirtualService
 from tests.support.virtual.virtual_target import VirtualTarget
 
@@ -94,7 +93,7 @@ def searched(scenario: str, search: str, seed: int) -> Found:
     start, _ = engine_model.start(replace(one, search=guessed), "sweep", lambda _, /, **__: None)
     plan = LoadPlan(one.search, one.slo, one.workload, 1, seed, start)
     target = Chats(EngineKind.of(*engine_model.parts(one)), one.workload)
-    found = sweep(Driver(target, plan, lambda _, /, **__: None))
+    found = swept(Driver(target, plan, lambda _, /, **__: None))
     return answer(found.capacity, found.elapsed_s / 60)
 
 

@@ -46,7 +46,7 @@ from loadgen.traffic.traffic import Traffic
 from tests.benchmarks._foreign_queues import Network, QueueNetwork
 from tests.benchmarks._foreign_steps import Floats, InTurn, StepServer, Traits
 from tests.support.search.scenarios import GUESS_SPREAD
-from tests.support.search.searches import PREDICTION_SD, Found, concluded
+from tests.support.search.searches import PREDICTION_SD, Found, concluded, swept
 from tests.support.virtual.virtual_target import Faster, VirtualTarget
 
 TRUTH = Path(__file__).with_name("foreign_truth.csv")
@@ -232,7 +232,7 @@ def compared(name: str, search: str, seed: int, factor: float = 1.0) -> str:
         return Driver(target, plan, lambda _, /, **__: None)
 
     a, b = loaded(seed), loaded(seed + 5000, factor)
-    whole = [o for o in sweep(a).outcomes if o.plan.kind == "window" and not (o.void or o.aborted)]
+    whole = [o for o in swept(a).outcomes if o.plan.kind == "window" and not (o.void or o.aborted)]
     windows = [(outcome.plan, outcome.counts) for outcome in whole]
     original = Original.of_windows(seed, ramp_centre(a), asked.slo, windows, a.windows.requests)
     sweep(b, lambda driver: next_replay(driver, original))
@@ -255,7 +255,7 @@ def searched(name: str, search: str, seed: int) -> tuple[Found, Any]:
     plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, seed, start)
     driver = Driver(VirtualTarget(service(name, seed)), plan, lambda _, /, **__: None)
     try:
-        found = sweep(driver)
+        found = swept(driver)
         changed = driver.windows.service_change() is not None
         return replace(concluded(found, asked), changed=changed), found
     except TargetLost:

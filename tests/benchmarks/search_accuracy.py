@@ -97,10 +97,10 @@ def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:
     good = [(it.plan, it.counts) for it in valid if it.plan.kind == "window"]
     centre = comparison.ramp_centre(a)
     original = comparison.Original.of_windows(plan.seed, centre, plan.slo, good, a.windows.requests)
-    found = sweep(b, lambda driver: comparison.next_replay(driver, original))
+    sweep(b, lambda driver: comparison.next_replay(driver, original))
     pairs = comparison.pairs_of(b, original)
     ratio = paired_ratio.ratio([pair for pair in pairs if pair.whole], comparison.apart(b, original))
-    minutes = (a.elapsed_s() + found.elapsed_s) / 60
+    minutes = (a.elapsed_s() + b.elapsed_s()) / 60
     if ratio is None or ratio.open:
         ends = (
             (ratio.estimate.low, math.inf)

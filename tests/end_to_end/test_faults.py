@@ -190,7 +190,7 @@ def test_a_killed_load_actor_is_replaced_and_its_window_void(ray_session: object
 
     class ThreeWindows(SearchCapacity):
         def load(self, driver: Driver) -> None:
-            self._sweep = sweep(driver, choose)
+            self._stop = sweep(driver, choose)
 
     def killed(number: int) -> dict[str, Any]:
         out = tmp_path / f"try-{number}"

@@ -30,7 +30,6 @@ from conf import ConfigError, Experiment, load
 from loadgen.drive import programs
 from loadgen.drive.driver import Driver
 from loadgen.drive.load_feed import LoadPlan
-from loadgen.drive.programs import Sweep, sweep
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import Client, chosen
 from loadgen.fleet.rows import plan_table
@@ -42,8 +41,10 @@ from serve_apps.engine_model import EngineKind
 from serve_apps.engine_model.cost.step_time import Roofline
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.runs.verdict_trees import text_of
+from tests.support.search.searches import swept
 from tests.support.servers.mock_server import MockServer
 from tests.support.servers.plans import client_plan
+from tests.support.virtual import fluid
 from tests.support.virtual.virtual_service import VirtualService
 from tests.support.virtual.virtual_target import VirtualTarget
 
@@ -253,8 +254,8 @@ def test_an_effect_is_told_with_its_side_and_its_interval_in_order() -> None:
 @pytest.mark.slow
 def test_a_sweep_says_what_it_measured_streams_per_node_or_a_pool() -> None:
     drive, experiment = driver(["search=quick", "search.min_windows=3", "search.budget_s=210"], 1.0, 1.0)
-    found = sweep(drive)
-    tree = to_tree(verdicts.sweep_verdict(experiment, drive, found, "virtual"))
+    found = swept(drive)
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, found.stop, "virtual"))
     assert found.capacity is not None and found.capacity.low < 3.35 < found.capacity.high  # the truth
     assert tree["capacity"]["windows_used"] == list(range(len(found.outcomes)))
     assert len(tree["nodes"]["effects_pct"]) == 2
@@ -265,9 +266,9 @@ def test_a_sweep_says_what_it_measured_streams_per_node_or_a_pool() -> None:
     assert "pooled service behind one balancer" in pooled
 
 
-def found_by(seed: int, nodes_: int, budget_s: float) -> Sweep:
+def found_by(seed: int, nodes_: int, budget_s: float) -> fluid.Answer:
     words = [f"seed={seed}", "search=standard", "search.min_windows=2", f"search.budget_s={budget_s}"]
-    return sweep(driver(words, *[1.0] * nodes_)[0])
+    return swept(driver(words, *[1.0] * nodes_)[0])
 
 
 @pytest.mark.slow

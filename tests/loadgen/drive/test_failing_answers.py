@@ -19,6 +19,7 @@ from loadgen.run import verdicts
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.verdict_trees import text_of
+from tests.support.search.searches import swept
 from tests.support.virtual.virtual_drivers import SILENT, altered, driver, engines
 from tests.support.virtual.virtual_target import VirtualTarget
 
@@ -153,10 +154,10 @@ def test_a_search_of_answers_that_all_break_off_keeps_its_budget_and_has_no_resu
     words = ["search=quick", "search.start=ramp", "search.budget_s=100"]
     row = truncated("connection_lost", None, error="reset by peer")
     drive, experiment, _ = driver(words, Start(), target=Failing(load(words), row, since=0))
-    found = sweep(drive)
+    found = swept(drive)
     # The least number of windows is granted beyond the budget.
     assert found.outcomes[-1].counts.start_ns <= (100 + 15) * NS
-    verdict = verdicts.sweep_verdict(experiment, drive, found, "wall")
+    verdict = verdicts.sweep_verdict(experiment, drive, found.stop, "wall")
     assert (verdict.exit_code, verdict.valid) == (summary.EXIT_TARGET, False)
     assert verdict.reason.startswith("at every rate: failed ")
     assert 'the first says "reset by peer". Look at the logs' in verdict.reason

@@ -16,7 +16,7 @@ from analysis.rows import records
 from conf import load
 from loadgen.cli import output
 from loadgen.drive import programs
-from loadgen.drive.programs import require, required_s, sweep
+from loadgen.drive.programs import require, required_s
 from loadgen.run import verdicts
 from loadgen.search import pacing
 from loadgen.search.pacing import RAMP_SHARE, paced
@@ -24,6 +24,7 @@ from loadgen.search.window_plan import Start, long_queue
 from loadgen.traffic.schedule import NS
 from tests.support.search.scenarios import EDGES, truths
 from tests.support.search.search_windows import window_of
+from tests.support.search.searches import swept
 from tests.support.virtual.shared_processor import SharedProcessor
 from tests.support.virtual.toy_services import OneAtATime
 from tests.support.virtual.virtual_drivers import driver
@@ -111,7 +112,7 @@ def test_long_answers_are_searched_for_as_long_as_they_need(words: list[str]) ->
     truth_qps = truths()["L1000"]
     start = Start(roofline_qps=truth_qps, prediction_qps=1.4)
     drive, _, _ = driver([*EDGES["L1000"], *words], start, target=VirtualTarget(SharedProcessor()))
-    found = sweep(drive)
+    found = swept(drive)
     assert found.capacity is not None and found.capacity.low < truth_qps < found.capacity.high
     assert not (found.capacity.open_above or found.capacity.open_below)
     windows = [outcome for outcome in found.outcomes if outcome.plan.kind == "window"]
@@ -141,5 +142,5 @@ def test_below_one_request_a_second_a_budget_counts_requests(rate_qps: float, ti
 def test_windows_at_a_low_rate_do_not_bring_the_ramp_back() -> None:
     """The budget grows with the first of them, and of that the ramp would have had a third."""
     drive, _, _ = driver([*EDGES["M1"], "search=quick"], Start(), target=VirtualTarget(OneAtATime(5.0)))
-    kinds = [outcome.plan.kind for outcome in sweep(drive).outcomes]
+    kinds = [outcome.plan.kind for outcome in swept(drive).outcomes]
     assert kinds == sorted(kinds) and {"ramp", "window"} == set(kinds)

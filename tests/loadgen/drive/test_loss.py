@@ -24,6 +24,7 @@ from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
 from tests.support.runs.verdict_trees import text_of
+from tests.support.search.searches import swept
 from tests.support.virtual.virtual_drivers import Breaking, Hanging, plan
 from tests.support.virtual.virtual_target import VirtualTarget
 
@@ -65,7 +66,7 @@ def test_what_follows_a_recovery_begins_with_a_transition() -> None:
     faults = iter([None, None, None, "1 of 1 replicas gone, 1 new"])
     drive = driver(Breaking(EXPERIMENT, 1e9), fault=lambda: next(faults, None), repair=lambda: frozenset("0"))
     drive.replan(search=SHORT)
-    found = sweep(drive)
+    found = swept(drive)
     lost = [outcome for outcome in found.outcomes if outcome.void]
     assert [outcome.plan.index for outcome in lost] == [3]
     assert found.outcomes[4].plan.transition_s >= EXPERIMENT.search.transition_s
@@ -102,7 +103,7 @@ def test_what_hangs_since_a_loss_is_no_sign_of_another() -> None:
 
     drive = driver(target, fault=target.fault, repair=repair)
     drive.replan(search=SHORT)
-    found = sweep(drive)
+    found = swept(drive)
     assert len(drive.loss.recoveries) == 1 and found.stop.kind == "budget"
     windows = [outcome for outcome in found.outcomes if outcome.plan.kind == "window"]
     assert not any(outcome.aborted for outcome in windows if not outcome.void)
@@ -144,7 +145,7 @@ def test_a_loss_in_the_last_moment_costs_the_last_window() -> None:
 
     drive = driver(target, settled, fault=lambda: faults[0] if faults else None, repair=repair)
     drive.replan(replicas=None)
-    found = sweep(drive)
+    found = swept(drive)
     assert len(drive.loss.recoveries) == 1 and [o.plan.index for o in found.outcomes if o.void]
 
 

@@ -181,7 +181,7 @@ def choose(driver: Driver) -> WindowPlan | Stop:
 
 class ChosenWindows(SearchCapacity):
     def load(self, driver: Driver) -> None:
-        self._sweep = sweep(driver, choose)
+        self._stop = sweep(driver, choose)
 
 
 @pytest.fixture

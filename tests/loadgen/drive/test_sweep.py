@@ -23,6 +23,7 @@ from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.verdict_trees import text_of
 from tests.support.search.scenarios import truths
+from tests.support.search.searches import swept
 from tests.support.virtual.shared_processor import SharedProcessor
 from tests.support.virtual.virtual_drivers import (
     LOST,
@@ -54,7 +55,7 @@ def test_half_a_virtual_hour_finds_the_capacity_of_the_default_node() -> None:
 def test_the_same_seed_gives_the_same_answer_and_four_nodes_serve_four_times_the_load() -> None:
     usual = ["search=standard", "search.budget_s=450"]
     words = usual, usual, [*usual, "seed=2"], [*usual, "cluster=laptop_4n"]
-    one, again, other, four = (sweep(driver(each)[0]).capacity for each in words)
+    one, again, other, four = (swept(driver(each)[0]).capacity for each in words)
     assert one and again and other and four
     assert one.qps_per_node == again.qps_per_node != other.qps_per_node
     # The pool is at least as good as its nodes alone, and not another machine.
@@ -164,7 +165,7 @@ def test_a_foreign_server_is_found_from_a_wrong_guess(off: float) -> None:
     words = ["search=quick", "workload=smoke", "workload.output_tokens.mean=100", "slo.tpot_p90_ms=40"]
     truth_qps = truths()["PS"]
     start, target = Start(off * truth_qps, ttft_s=2.0), VirtualTarget(SharedProcessor())
-    found = sweep(driver(words, start, target=target)[0])
+    found = swept(driver(words, start, target=target)[0])
     steps, windows = ([o for o in found.outcomes if o.plan.kind == kind] for kind in ("ramp", "window"))
     # What an overload left in flight is gone when the next step begins: nothing low is bad because of it.
     assert not any(step.bad and step.plan.rate_qps < 0.8 * truth_qps for step in steps)

@@ -24,6 +24,7 @@ from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import prior
 from loadgen.search.window_plan import MeasuredWindow, Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
+from tests.support.search.searches import swept
 from tests.support.virtual.virtual_drivers import engines, plan
 from tests.support.virtual.virtual_target import VirtualTarget
 
@@ -172,7 +173,7 @@ def test_a_resumed_run_ends_like_any_other_with_one_row_for_every_request(folder
     again = RunFolder(folder.path)
     first = again.collect()
     drive = driver(again, again.event, past(load_run(folder.path)))
-    found = sweep(drive)
+    found = swept(drive)
     assert found.capacity is not None and found.capacity.low < 3.35 < found.capacity.high
     assert found.elapsed_s <= EXPERIMENT.search.budget_s + 60
     ended(drive)

@@ -11,7 +11,7 @@ from conf import Experiment
 from loadgen.drive.driver import Driver
 from loadgen.drive.load_feed import LoadPlan
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.programs import Sweep, sweep
+from loadgen.drive.programs import sweep
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
 from tests.support.search.scenarios import (
@@ -64,12 +64,18 @@ def begun(scenario: str, asked: Experiment, start: Start, seed: int) -> Found:
     plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, seed, start)
     driver = Driver(target(scenario, seed), plan, lambda _, /, **__: None)
     try:
-        return concluded(sweep(driver), asked)
+        return concluded(swept(driver), asked)
     except TargetLost:
         return Found(math.nan, 0.0, math.inf, 0.0, driver.elapsed_s() / 60, stop="lost")
 
 
-def concluded(found: Sweep | fluid.Answer, asked: Experiment) -> Found:
+def swept(driver: Driver) -> fluid.Answer:
+    """A search by this driver to its end."""
+    stop = sweep(driver)
+    return fluid.Answer(driver.windows.claimed_capacity(), driver.windows.outcomes, stop, driver.elapsed_s())
+
+
+def concluded(found: fluid.Answer, asked: Experiment) -> Found:
     """The end of a search as `loadgen.run.verdicts` states it, and its cost."""
     ramp = [outcome.counts for outcome in found.outcomes if outcome.plan.kind == "ramp"]
     windows = [outcome for outcome in found.outcomes if outcome.plan.kind == "window"]
