@@ -37,9 +37,9 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def drawn_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without their figures, which take seconds."""
-    from analysis.report import pages
+    from analysis.report import blocks
 
-    monkeypatch.setattr(pages, "figure_sections", lambda run, room: [])
+    monkeypatch.setattr(blocks, "figure_sections", lambda run, room: [])
 
 
 def edited(run: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
