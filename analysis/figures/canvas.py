@@ -197,12 +197,9 @@ def log_axis(ax: Axes, which: str) -> None:
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-    axis = ax.xaxis if which == "x" else ax.yaxis
-    low, high = ax.get_xlim() if which == "x" else ax.get_ylim()
-    if low <= 0:
-        low = high / NO_ZERO
-        (ax.set_xlim if which == "x" else ax.set_ylim)(low, high)
-    (ax.set_xscale if which == "x" else ax.set_yscale)("log")
+    axis, (low, high) = getattr(ax, f"{which}axis"), getattr(ax, f"get_{which}lim")()
+    low = low if low > 0 else high / NO_ZERO
+    ax.set(**{f"{which}lim": (low, high), f"{which}scale": "log"})
     decades = float(np.log10(high / low))
     subs = (1, 1.5, 2, 3, 4, 5, 6, 8) if decades < 0.8 else (1, 2, 5) if decades < 3 else (1,)
     axis.set_major_locator(LogLocator(subs=subs, numticks=12))

@@ -64,10 +64,6 @@ class ScalingEfficiency:
         slope = min(0.0, (y[-1] - y[-2]) / (x[-1] - x[-2])) if len(x) > 1 else 0.0
         return np.asarray(np.exp(inside + slope * np.maximum(0.0, np.log(n) - x[-1])))
 
-    def relative(self, nodes: Floats, measured: int) -> Floats:
-        """Capacity per node at each node count over that at `measured` nodes."""
-        return np.asarray(self.at(nodes) / self.at(np.array([measured]))[0])
-
     def figure(self, nodes: int) -> Estimate:
         """E(nodes) with its 95 % interval by error propagation. Raises ValueError beyond the points."""
         if not self.fewest <= nodes <= self.most:
@@ -161,8 +157,9 @@ class FleetCapacity:
 
     def qps(self, nodes: Floats) -> Floats:
         """The rate in QPS that each number of nodes serves within the bounds; 0 for 0 nodes."""
-        n = np.asarray(nodes, dtype=np.float64)
-        return np.where(n > 0, n * self.qps_per_node * self.efficiency.relative(n, self.measured_nodes), 0.0)
+        n, measured = np.asarray(nodes, dtype=np.float64), np.array([self.measured_nodes])
+        relative = self.efficiency.at(n) / self.efficiency.at(measured)[0]
+        return np.where(n > 0, n * self.qps_per_node * relative, 0.0)
 
     def kept_qps(self, nodes: int) -> float:
         """`qps` for one number of nodes."""
