@@ -1,4 +1,4 @@
-"""analysis.live.server and address over real sockets: names, routes, and readers hostile, slow or too many."""
+"""analysis.live.server and address over real sockets: names, routes, readers hostile, slow or too many."""
 
 import json
 import socket
