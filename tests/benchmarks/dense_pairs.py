@@ -22,10 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.stats.map_fit import Floats, ParameterPrior, fit
+from analysis.stats.map_fit import Floats, fit
 from conf import Experiment, load
 from conf.constants import replaced
 from serve_apps.engine_model.cost.step_time import Batch, roofline
+from tests.benchmarks.evidence.fits import constant_lines, prior_between
 
 PAIRS = Path(__file__).with_name("published") / "mi300x_mi325x_pairs.csv"
 STEP = "model.step_time."
@@ -119,7 +120,7 @@ def ln_ratio(values: dict[str, float]) -> float:
         batch.add_chunk(PROMPT_TOKENS, 0)
         terms = cost.terms(batch)
         computed = terms[3] + terms[4] + terms[8]
-        seconds.append(sum(terms) - computed + computed / pace)
+        seconds.append(sum(terms) - computed + computed * asked.model.posterior.paces[gpu] / pace)
     return math.log(seconds[0] / seconds[1])
 
 
@@ -132,13 +133,9 @@ def predicted(rows: Sequence[Row], at: Floats) -> Floats:
 def main() -> int:
     """Fit, and print constants and rows; returns 0."""
     rows = read()
-    ends = np.log(np.array(list(PRIOR.values())))
-    sd = (ends[:, 1] - ends[:, 0]) / 2 / 1.96
-    prior = ParameterPrior(ends.mean(axis=1), sd, sd)
     measured, noise = np.array([row.measured for row in rows]), np.array([row.noise for row in rows])
-    found = fit(lambda at: predicted(rows, at), measured, prior, noise=noise)
-    for path, value, low, high in zip(PRIOR, *np.exp([found.at, found.low, found.high]), strict=True):
-        print(f"{path}: {{value: {value:.4g}, low: {low:.4g}, high: {high:.4g}}}")
+    found = fit(lambda at: predicted(rows, at), measured, prior_between(PRIOR.values()), noise=noise)
+    print("\n".join(constant_lines(tuple(PRIOR), found)))
     print(f"scatter beyond the noise: {100 * found.scatter:.1f} %")
     for row, off in zip(rows, found.residuals, strict=True):
         unit = "x" if row.kind == "prompt" else "QPS"

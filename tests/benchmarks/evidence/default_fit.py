@@ -13,7 +13,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import get_context
-from statistics import NormalDist
 from typing import Any
 
 import emcee
@@ -27,9 +26,9 @@ from conf.specs.experiment import Constant
 from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE
 from tests.benchmarks.evidence.blog import WAVES, Attainment, ClosedLoop, Requests
 from tests.benchmarks.evidence.figures import Study
+from tests.benchmarks.evidence.fits import Ends, correlation_lines, prior_between
 
 _STEP, _REACHED = "model.step_time.", "hardware.efficiency."
-Ends = tuple[float, float]
 FREE: Mapping[str, Ends] = {
     _STEP + "prefill_layer_us": (40.0, 900.0),
     _STEP + "prefill_token_us": (3.0, 40.0),
@@ -63,7 +62,6 @@ so far off (ln; our choice)."""
 WALKERS, STEPS, STEPS_TOLD, CHUNK = 64, 600, 50, 8
 BEGIN = 0.2
 """How far around conf/ walkers begin, in sds of the prior."""
-Z95 = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +76,7 @@ class Problem:
 
     @property
     def centre(self) -> Floats:
-        middles = [math.log(low * high) / 2 for low, high in FREE.values()]
-        return np.array([*middles, 0.0, *(math.log(WAVES) for _ in self.loops)])
+        return np.array([*prior_between(FREE.values()).centre, 0.0, *(math.log(WAVES) for _ in self.loops)])
 
     @property
     def shipped(self) -> Floats:
@@ -89,7 +86,7 @@ class Problem:
 
     @property
     def sd(self) -> Floats:
-        free = [math.log(high / low) / 2 / Z95 for low, high in FREE.values()]
+        free = prior_between(FREE.values()).below
         return np.array([*free, math.sqrt(2) * TEAMS_LN_SD, *(WAVES_LN_SD for _ in self.loops)])
 
     def values(self, at: Floats) -> dict[str, float]:
@@ -197,9 +194,7 @@ def run(studies: Sequence[Study], steps: int) -> int:
         )
         entry = f"value: {values[path]:.4g}, unit: {known[path].unit}, low: {low:.4g}, high: {high:.4g}"
         print(f"  {path}: {{{entry}}}")
-    print("\ncorrelations:")
-    for path, row in zip(FREE, np.corrcoef(draws[:, : len(FREE)].T), strict=True):
-        print(f"  {path}: [{', '.join(f'{cell:.2f}' for cell in row)}]")
+    print("\n".join(correlation_lines(tuple(FREE), np.corrcoef(draws[:, : len(FREE)].T))))
     return 0
 
 

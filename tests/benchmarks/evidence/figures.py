@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
@@ -15,11 +14,10 @@ from analysis.stats.map_fit import Floats
 from conf import Experiment, load
 from conf.constants import replaced
 from conf.specs.experiment import SimulatedEngine
+from conf.specs.model import Z95
 from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE, drawn
 from serve_apps.engine_model.engine.kinds import EngineKind
 
-NORMAL = NormalDist()
-Z95 = NORMAL.inv_cdf(0.975)
 FORM = {"s": 0.04, "tok/s": 0.03, "1/s": 0.03, "share": 0.03, "ratio": 0.03, "GB": 0.0, "us": 0.0}
 """sd of what the form of the model misses, by unit (ln, or of a share): the residuals' own scatter."""
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from analysis.stats.map_fit import Floats, ParameterFit, ParameterPrior, fit
+from analysis.stats.map_fit import Floats, ParameterFit, fit
 from tests.benchmarks.evidence.blog import FOLDER
-from tests.benchmarks.evidence.figures import Z95
+from tests.benchmarks.evidence.fits import constant_lines, correlation_lines, prior_between
 from tests.benchmarks.evidence.loops import Loop
 from tests.benchmarks.evidence.reading import read
 
@@ -74,10 +74,8 @@ def at_values(at: Floats) -> list[tuple[str, float]]:
 
 
 def fitted(measured: Measured) -> ParameterFit:
-    ends = np.log(np.array(list(FREE.values())))
-    sd = (ends[:, 1] - ends[:, 0]) / 2 / Z95
-    prior = ParameterPrior(ends.mean(axis=1), sd, sd)
-    return fit(measured.predict, measured.means, prior, noise=np.full(len(measured.means), FORM))
+    noise = np.full(len(measured.means), FORM)
+    return fit(measured.predict, measured.means, prior_between(FREE.values()), noise=noise)
 
 
 def main() -> int:
@@ -85,13 +83,9 @@ def main() -> int:
     studies = [study for study in read([ROWS])[0] if isinstance(study, Loop)]
     measured = Measured(studies)
     found = fitted(measured)
-    for (path, value), low, high in zip(
-        at_values(found.at), np.exp(found.low), np.exp(found.high), strict=True
-    ):
-        print(f"{path}: {{value: {value:.4g}, low: {low:.4g}, high: {high:.4g}}}")
-    print(f"rms {100 * found.rms:.1f} % of {len(measured.means)} figures; correlations:")
-    for path, row in zip(FREE, found.correlation, strict=True):
-        print(f"    {path}: [{', '.join(f'{round(cell, 3) + 0.0:g}' for cell in row)}]")
+    paths = tuple(FREE)
+    print("\n".join([*constant_lines(paths, found), *correlation_lines(paths, found.correlation)]))
+    print(f"rms {100 * found.rms:.1f} % of {len(measured.means)} figures")
     for label, mean, off in zip(measured.labels, measured.means, found.residuals, strict=True):
         print(f"  {label:<48} {np.exp(mean):8.4g}  {100 * np.expm1(off):+.1f} %")
     return 0

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from analysis.stats.map_fit import Floats
 from conf.kernels import RELEASE_LN_SD, WITHOUT_AITER, minor, other_release
 from conf.specs.experiment import SimulatedEngine
-from tests.benchmarks.evidence.figures import Z95, Study
+from conf.specs.model import Z95
+from tests.benchmarks.evidence.figures import Study
 from tests.benchmarks.evidence.loops import COLD, LATER_COLD_S, Loop
 from tests.benchmarks.evidence.reading import OTHERS, read
 
