@@ -14,7 +14,7 @@ import pyarrow as pa
 from analysis.capacity.growing_queue import upper_side
 from analysis.capacity.kernel import Kernel, log_loads
 from analysis.capacity.limit_posterior import Prior
-from analysis.capacity.posterior import Capacity, including, node_effects, posterior
+from analysis.capacity.posterior import Capacity, NodeEffects, including, node_effects, posterior
 from analysis.capacity.window_counts import BLOCK_S, LOOK_AHEAD, LOOK_BACK, NS, WindowCounts, in_window
 from analysis.rows import metrics
 from analysis.stats.dispersion import long_run
@@ -62,14 +62,25 @@ class ServiceChange:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a search claims: the capacity, how far its nodes differ, and a change of the service."""
+
+    capacity: Capacity
+    nodes: NodeEffects | None
+    change: ServiceChange | None
+
+
 def claimed(
     used: Sequence[WindowCounts], prior: Prior, windows: Sequence[WindowCounts], requests: Requests
-) -> Capacity:
-    """The capacity that a search claims from all its `windows`, of which it `used` those node by node.
+) -> Claim:
+    """The claim of a search from all its `windows`, of which it `used` those node by node.
 
-    Where the service changed its lower end and what is certified are the lowest of before, after and both.
+    Where the service changed, the lower end of the capacity and what is certified are the lowest of before,
+    after and both.
     """
-    capacity = including(posterior(used, prior), node_effects(used, prior))
+    effects = node_effects(used, prior)
+    capacity = including(posterior(used, prior), effects)
     if change := service_change(windows, requests):
         before = [one for one in used if one.window_start_ns < change.at_ns]
         after = [one for one in used if one.window_start_ns >= change.at_ns]
@@ -80,7 +91,7 @@ def claimed(
             high=max(each.high for each in every if each is capacity or not each.open_above),
             certified=min(each.certified for each in every),
         )
-    return upper_side(capacity, windows, requests)
+    return Claim(upper_side(capacity, windows, requests), effects, change)
 
 
 def service_change(windows: Sequence[WindowCounts], requests: Requests) -> ServiceChange | None:

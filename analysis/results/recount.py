@@ -86,7 +86,7 @@ def recount(
     if prior is None:
         return Recount(tuple(counted), None)
     if run.verdict and run.verdict.capacity:
-        return Recount(tuple(counted), claimed(used, prior, counted, around))
+        return Recount(tuple(counted), claimed(used, prior, counted, around).capacity)
     return Recount(tuple(counted), including(posterior(used, prior), node_effects(used, prior)))
 
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from analysis.capacity import window_table
 from analysis.capacity.checks import judge_window, lag_gate_ms
-from analysis.capacity.posterior import Capacity, NodeEffects, node_effects, posterior
+from analysis.capacity.posterior import Capacity, posterior
 from analysis.capacity.rules import WindowEvidence
-from analysis.capacity.service_change import ServiceChange, claimed, service_change
+from analysis.capacity.service_change import Claim, claimed
 from analysis.capacity.window_counts import (
     NS,
     Window,
@@ -61,6 +61,7 @@ class Windows:
     reported: dict[int, dict[str, Any]] = field(default_factory=dict)
     open: tuple[WindowPlan, Window] | None = None
     outages: Callable[[], Sequence[HostOutage]] = lambda: ()
+    _claim: Claim | None = None
 
     def restore(self, past: Past) -> None:
         """Take up the windows of an earlier session of this run."""
@@ -104,7 +105,7 @@ class Windows:
     def recount(self, now_ns: int) -> None:
         """Recount what changed: late answers change their window, and the next load a window's last
         blocks."""
-        last = len(self.outcomes) - 1
+        last, self._claim = len(self.outcomes) - 1, None
         for i, old in enumerate(self.outcomes):
             is_cut = service_loss.added(old.evidence, self.outages(), old.rows, old.counts) != old.evidence
             if is_cut or old.index in self.ledger.touched or i == last:
@@ -127,22 +128,13 @@ class Windows:
         belief = prior(self.plan.search, self.plan.begin, self.outcomes)
         return None if belief is None else posterior(counted_windows(self.outcomes), belief)
 
-    def claimed_capacity(self) -> Capacity | None:
-        """The capacity that a verdict claims: the nodes' spread and a change of the service included."""
+    def claim(self) -> Claim | None:
+        """What a verdict claims of the windows as last counted; None while the ramp is not over."""
         belief = prior(self.plan.search, self.plan.begin, self.outcomes)
-        if belief is None:
-            return None
-        counted = [outcome.counts for outcome in self.outcomes]
-        return claimed(counted_windows(self.outcomes), belief, counted, self.requests)
-
-    def service_change(self) -> ServiceChange | None:
-        """The change of the service between two times of the search; None if there is none."""
-        return service_change([outcome.counts for outcome in self.outcomes], self.requests)
-
-    def node_effects(self) -> NodeEffects | None:
-        """Differences between the nodes; None if they share one stream, and while the ramp is not over."""
-        belief = prior(self.plan.search, self.plan.begin, self.outcomes)
-        return None if belief is None else node_effects(counted_windows(self.outcomes), belief)
+        if self._claim is None and belief is not None:
+            counted = [outcome.counts for outcome in self.outcomes]
+            self._claim = claimed(counted_windows(self.outcomes), belief, counted, self.requests)
+        return self._claim
 
     def _measured(
         self, plan: WindowPlan, window: Window, evidence: WindowEvidence, now_ns: int
@@ -221,17 +213,17 @@ class Windows:
 
     def _report_final(self, now_ns: int) -> None:
         """Emit the final figures of every window, and whether they changed since its first report."""
-        claimed = self.claimed_capacity()
+        claim = self.claim()
         # A growing queue leaves the lower end unknown.
-        unknown = {"low": None, "certified": None} if claimed and claimed.queue_grew else {}
-        claim = dataclasses.asdict(claimed) | unknown if claimed else None
+        unknown = {"low": None, "certified": None} if claim and claim.capacity.queue_grew else {}
+        capacity = dataclasses.asdict(claim.capacity) | unknown if claim else None
         for window in self.outcomes:
             figures, is_last = self._figures(window, now_ns), window is self.outcomes[-1]
             self.emit(
                 "window_final",
                 **figures,
                 changed=figures != self.reported.get(window.index),
-                capacity=claim if is_last else None,
+                capacity=capacity if is_last else None,
             )
 
     def _figures(self, window: MeasuredWindow, now_ns: int) -> dict[str, Any]:

@@ -67,8 +67,9 @@ def sweep_verdict(experiment: Experiment, driver: Driver, stop: Stop, clock: str
     judged = [window.verdict for window in driver.windows.outcomes if window.plan.kind == "window"]
     whole = judge_run(judged, experiment.search.min_windows)
     evidence = _evidence(driver, judged, clock, experiment.time_scale) + _waited(driver)
-    if change := driver.windows.service_change():
-        evidence += f"; {change}"
+    claim = driver.windows.claim()
+    if claim and claim.change:
+        evidence += f"; {claim.change}"
     verdict = replace(_base(experiment, driver), clock=clock, evidence=evidence)
     if clock == "wall":
         # What was not used must not stand as evidence; of a void run every window is judged.
@@ -78,9 +79,9 @@ def sweep_verdict(experiment: Experiment, driver: Driver, stop: Stop, clock: str
         verdict = replace(verdict, evidence=f"{evidence}; it ended early: {stop.reason}")
     elif stopped := _stopped(driver, stop, verdict):
         return stopped
-    capacity, effects = driver.windows.claimed_capacity(), driver.windows.node_effects()
-    if stop.kind == "above_highest" or capacity is None:
+    if stop.kind == "above_highest" or claim is None:
         return _ended(verdict, EXIT_OPEN, stop.reason)
+    capacity, effects = claim.capacity, claim.nodes
     replicas_per_node = None if experiment.engine.kind == "external" else experiment.layout.replicas_per_node
     verdict = replace(
         verdict,

@@ -256,7 +256,8 @@ def searched(name: str, search: str, seed: int) -> tuple[Found, Any]:
     driver = Driver(VirtualTarget(service(name, seed)), plan, lambda _, /, **__: None)
     try:
         found = swept(driver)
-        changed = driver.windows.service_change() is not None
+        claim = driver.windows.claim()
+        changed = bool(claim and claim.change)
         return replace(concluded(found, asked), changed=changed), found
     except TargetLost:
         return Found(math.nan, 0.0, math.inf, 0.0, driver.elapsed_s() / 60, stop="lost"), None

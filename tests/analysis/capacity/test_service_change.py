@@ -62,7 +62,7 @@ def test_a_change_for_good_is_found_where_it_was_and_nothing_is_certified_that_a
     assert "the service changed during the run" in str(change)
     assert ("longer" in str(change)) == (times > 1)
     every = [posterior(part, Prior(math.log(6))) for part in (windows, windows[:8], windows[8:])]
-    told = claimed(windows, Prior(math.log(6)), windows, requests)
+    told = claimed(windows, Prior(math.log(6)), windows, requests).capacity
     assert told.certified == min(each.certified for each in every)
     assert told.low == min(each.low for each in every) and told.high >= every[0].high
     assert told.qps_per_node == every[0].qps_per_node
@@ -82,7 +82,7 @@ def test_a_steady_service_or_a_disturbance_is_no_change(slower: Callable[[float]
     windows, requests = run(slower)
     assert service_change(windows, requests) is None
     plain = posterior(windows, Prior(math.log(6)))
-    assert claimed(windows, Prior(math.log(6)), windows, requests).certified == plain.certified
+    assert claimed(windows, Prior(math.log(6)), windows, requests).capacity.certified == plain.certified
 
 
 def test_few_answers_or_minutes_show_no_change() -> None:

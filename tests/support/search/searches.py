@@ -72,7 +72,9 @@ def begun(scenario: str, asked: Experiment, start: Start, seed: int) -> Found:
 def swept(driver: Driver) -> fluid.Answer:
     """A search by this driver to its end."""
     stop = sweep(driver)
-    return fluid.Answer(driver.windows.claimed_capacity(), driver.windows.outcomes, stop, driver.elapsed_s())
+    claim = driver.windows.claim()
+    capacity = claim.capacity if claim else None
+    return fluid.Answer(capacity, driver.windows.outcomes, stop, driver.elapsed_s())
 
 
 def concluded(found: fluid.Answer, asked: Experiment) -> Found:
