@@ -8,7 +8,7 @@ import uvicorn
 
 from conf import Experiment
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model import Engine
+from serve_apps.engine_model import Engine, EngineKind
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.realtime_engine import RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp
@@ -19,7 +19,7 @@ async def simulated(experiment: Experiment) -> AsyncIterator[str]:
     """The address of a simulated engine's application behind the HTTP server that Serve uses too."""
     spec, model = experiment.engine, experiment.model
     assert isinstance(spec, SimulatedEngine)
-    plain = Engine(spec, model, experiment.hardware, experiment.layout)
+    plain = Engine(EngineKind.of(spec, model, experiment.hardware, experiment.layout))
     engine = RealtimeEngine(plain, time_scale=spec.time_scale)
     served = ServedModel(model.served_name, spec.max_model_len, model.vocab, block_size=spec.block_size)
     engine.start()
