@@ -151,7 +151,7 @@ class OpenAiAnswer:
         if not self.request.include_usage:
             return DONE
         closing = {"choices": [], "usage": self._final_usage(steps)}
-        return event(self._head | closing | _timing(steps) | {"maxqps": _steps(steps)}) + DONE
+        return _event(self._head | closing | _timing(steps) | {"maxqps": _steps(steps)}) + DONE
 
     def whole(self, steps: EngineSteps) -> bytes:
         """The body of an answer that is not streamed."""
@@ -165,19 +165,20 @@ class OpenAiAnswer:
         choice |= {"message": {"role": "assistant", "content": text}} if self.request.chat else {"text": text}
         return choice | {"logprobs": None, "finish_reason": "length", "stop_reason": None}
 
-    def _chunk(self, finish_reason: str | None, usage: dict[str, Any] | None = None) -> bytes:
+    def _chunk(self, finish_reason: str | None, usage: dict[str, Any] | None = None, **shown: Any) -> bytes:
+        """The event of one token, with what the answer shows of it."""
         choice: dict[str, Any] = {"index": 0}
         choice |= {"delta": {"content": TOKEN_TEXT}} if self.request.chat else {"text": TOKEN_TEXT}
         choice |= {"logprobs": None, "finish_reason": finish_reason}
         if finish_reason or not self.request.chat:
             choice["stop_reason"] = None
-        return event(self._head | {"choices": [choice]} | ({"usage": usage} if usage else {}))
+        return _event(self._head | {"choices": [choice | shown]} | ({"usage": usage} if usage else {}))
 
     def _role(self) -> bytes:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
         usage = {"usage": self._usage(0)} if self.request.usage_in_each else {}
-        return event(self._head | {"choices": [choice]} | usage)
+        return _event(self._head | {"choices": [choice]} | usage)
 
     def _usage(self, output_tokens: int) -> dict[str, Any]:
         return {
@@ -252,8 +253,7 @@ def _steps(steps: EngineSteps) -> dict[str, int]:
     return {"steps": steps.steps, "late_steps": steps.late_steps, **ends}
 
 
-def event(chunk: dict[str, Any]) -> bytes:
-    """The SSE event of one chunk."""
+def _event(chunk: dict[str, Any]) -> bytes:
     return b"data: " + _json(chunk) + b"\n\n"
 
 

@@ -11,14 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serve_apps.simulated.openai_answers import (
-    TOKEN_TEXT,
-    ApiRequest,
-    OpenAiAnswer,
-    Reveal,
-    ServedModel,
-    event,
-)
+from serve_apps.simulated.openai_answers import ApiRequest, OpenAiAnswer, Reveal, ServedModel
 
 
 class RevealedAnswer(OpenAiAnswer):
@@ -44,17 +37,13 @@ class RevealedAnswer(OpenAiAnswer):
 
     def _event(self, place: int) -> bytes:
         ids, last = self._reveal.token_ids, place + 1 == self.request.output_tokens
-        choice = {
-            "index": 0,
-            "text": TOKEN_TEXT,
-            "logprobs": self._logprobs(place, place + 1),
-            "finish_reason": "length" if last else None,
-            "stop_reason": None,
-            "prompt_token_ids": self._prompt if ids and not place else None,
-            "token_ids": [self._text.tokens[place]] if ids else None,
-        }
-        usage = {"usage": self._usage(place + 1)} if self.request.usage_in_each else {}
-        return event(self._head | {"choices": [choice]} | usage)
+        return self._chunk(
+            "length" if last else None,
+            self._usage(place + 1) if self.request.usage_in_each else None,
+            logprobs=self._logprobs(place, place + 1),
+            prompt_token_ids=self._prompt if ids and not place else None,
+            token_ids=[self._text.tokens[place]] if ids else None,
+        )
 
     def _choice(self) -> dict[str, Any]:
         ids, count = self._reveal.token_ids, self.request.output_tokens
