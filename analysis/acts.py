@@ -225,7 +225,7 @@ def _forward_s(experiment: Experiment, work: ForwardWork) -> float:
     return forward_s(experiment.model, experiment.hardware, experiment.layout, batch)
 
 
-def _serve(experiment: Experiment, asked: RecordedLoad) -> Served:
+def _serve(experiment: Experiment, load: RecordedLoad) -> Served:
     """The engine model; a closed loop over several replicas is one on each, of its share."""
     from serve_apps.engine_model.engine.kinds import EngineKind
     from serve_apps.engine_model.service.service import Replicas, Requests, serve, serve_closed
@@ -233,17 +233,17 @@ def _serve(experiment: Experiment, asked: RecordedLoad) -> Served:
     spec, replicas = experiment.engine, experiment.replicas
     assert isinstance(spec, SimulatedEngine)
     machine = EngineKind.of(spec, experiment.model, experiment.hardware, experiment.layout)
-    tokens = [asked.input_tokens, asked.output_tokens, asked.shared_tokens]
-    if not asked.concurrency:
-        times = serve(machine, Requests(asked.due_s, tokens), Replicas(replicas, seed=experiment.seed))
+    tokens = [load.input_tokens, load.output_tokens, load.shared_tokens]
+    if not load.concurrency:
+        times = serve(machine, Requests(load.due_s, tokens), Replicas(replicas, seed=experiment.seed))
         return Served(times.sent_s, times.first_token_s, times.last_token_s)
-    found = np.zeros((3, len(asked.due_s)))
-    for replica in range(min(replicas, asked.concurrency)):
-        share = np.arange(replica, len(asked.due_s), replicas)
-        held = len(range(replica, asked.concurrency, replicas))
+    latencies = np.zeros((3, len(load.due_s)))
+    for replica in range(min(replicas, load.concurrency)):
+        share = np.arange(replica, len(load.due_s), replicas)
+        held = len(range(replica, load.concurrency, replicas))
         times = serve_closed(machine, held, [column[share] for column in tokens])
-        found[:, share] = times.sent_s, times.first_token_s, times.last_token_s
-    return Served(*found)
+        latencies[:, share] = times.sent_s, times.first_token_s, times.last_token_s
+    return Served(*latencies)
 
 
 def into_service(plan: Plan, source: Path | str, file: Path) -> ServeSettings:
@@ -256,21 +256,23 @@ def into_service(plan: Plan, source: Path | str, file: Path) -> ServeSettings:
     return ServeSettings(str(file), settings.config, settings, front.notes)
 
 
-def _application(asked: Experiment) -> tuple[Tree, ServeFront]:
+def _application(experiment: Experiment) -> tuple[Tree, ServeFront]:
     """The application of a run's engines in Serve's config format, and what stands around it.
 
     Raises ConfigError where it has none.
     """
-    if asked.layout.prefill is not None or asked.layout.data_parallel > 1:
-        raise ConfigError(f"{FLAG} scales engines that are alike and alone, not layout={asked.layout.name}")
-    if isinstance(asked.engine, SimulatedEngine):
-        return _engine_model(asked)
-    if isinstance(asked.engine, VllmEngine) and asked.engine.kind == "vllm":
-        return _vllm(asked, asked.engine)
-    raise ConfigError(f"{FLAG} knows engine=simulated and engine=vllm, not {asked.engine.kind}")
+    if experiment.layout.prefill is not None or experiment.layout.data_parallel > 1:
+        raise ConfigError(
+            f"{FLAG} scales engines that are alike and alone, not layout={experiment.layout.name}"
+        )
+    if isinstance(experiment.engine, SimulatedEngine):
+        return _engine_model(experiment)
+    if isinstance(experiment.engine, VllmEngine) and experiment.engine.kind == "vllm":
+        return _vllm(experiment, experiment.engine)
+    raise ConfigError(f"{FLAG} knows engine=simulated and engine=vllm, not {experiment.engine.kind}")
 
 
-def _engine_model(asked: Experiment) -> tuple[Tree, ServeFront]:
+def _engine_model(experiment: Experiment) -> tuple[Tree, ServeFront]:
     from cluster.ray_session.own_machine import serve_environment
     from serve_apps.simulated import configured
     from serve_apps.simulated.app import ENGINES
@@ -280,25 +282,25 @@ def _engine_model(asked: Experiment) -> tuple[Tree, ServeFront]:
         "name": "maxqps",
         "route_prefix": "/",
         "import_path": configured.BUILDER,
-        "args": {"bundles": [asked.layout.replica_resources], "experiment": dump(asked)},
+        "args": {"bundles": [experiment.layout.replica_resources], "experiment": dump(experiment)},
         "deployments": [{"name": ENGINES, "autoscaling_config": {}}],
     }
     # One front on the head node, as in a sweep, so that one balancer sees all requests.
     http = {"host": LOOPBACK, "keep_alive_timeout_s": KEEP_ALIVE_S}
     options = {"proxy_location": "HeadOnly", "http_options": http}
-    routing = asked.routing
+    routing = experiment.routing
     notes = (BY_CLIENT.format(routing.policy),) if routing.data_path == "direct" else ()
     return application, ServeFront(options, serve_environment(routing), notes)
 
 
-def _vllm(asked: Experiment, engine: VllmEngine) -> tuple[Tree, ServeFront]:
+def _vllm(experiment: Experiment, engine: VllmEngine) -> tuple[Tree, ServeFront]:
     from cluster.ray_session.own_machine import serve_environment
     from serve_apps.vllm_engine.config_file import environment
     from serve_apps.vllm_engine.rendering import RenderingInput, render
     from serve_apps.vllm_recipes import vllm_flags
 
     version = engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
-    rendering = render(RenderingInput(asked, version))
+    rendering = render(RenderingInput(experiment, version))
     if rendering.application is None:
         raise RunError(f"{FLAG}: {rendering.notes[0]}")
     options = dict(rendering.application)
@@ -306,7 +308,7 @@ def _vllm(asked: Experiment, engine: VllmEngine) -> tuple[Tree, ServeFront]:
     for config in application["args"]["llm_configs"]:  # room for autoscaling instead of a fixed number
         config["deployment_config"].pop("num_replicas", None)
         config["deployment_config"]["autoscaling_config"] = {}
-    variables = serve_environment(asked.routing) | environment(engine, asked.routing)
+    variables = serve_environment(experiment.routing) | environment(engine, experiment.routing)
     return application, ServeFront(options, variables, rendering.notes)
 
 

@@ -130,8 +130,8 @@ def head_address(address: str) -> str | None:
     """Host and port of the head behind `address`, which may be "auto"; only Ray knows where "auto" leads."""
     from ray._private import services
 
-    found: str | None = services.canonicalize_bootstrap_address(address)
-    return found
+    canonical: str | None = services.canonicalize_bootstrap_address(address)
+    return canonical
 
 
 def try_token(address: str) -> None:

@@ -170,7 +170,10 @@ def _range(ranges: Iterable[Any]) -> str:
     """A range in words: ` above 0 and at most 200`, ` from 1 to 100`, ` of at least 1`."""
     names = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
     ends: dict[str, float] = {
-        name: end for one in ranges for name in names if (end := getattr(one, name, None)) is not None
+        name: end
+        for constraint in ranges
+        for name in names
+        if (end := getattr(constraint, name, None)) is not None
     }
     if set(ends) == {"ge", "le"}:
         return f" from {_number(ends['ge'])} to {_number(ends['le'])}"

@@ -104,23 +104,23 @@ def imported(path: Path) -> set[str]:
 
 def imported_in(text: str) -> set[str]:
     """The same of a file's text."""
-    found: set[str] = set()
+    result: set[str] = set()
     for node in statements(ast.parse(text)):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            result.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative import"
-            found.update({f"{node.module}.{alias.name}" for alias in node.names}, {str(node.module)})
-    return found
+            result.update({f"{node.module}.{alias.name}" for alias in node.names}, {str(node.module)})
+    return result
 
 
 def statements(tree: ast.Module) -> list[ast.AST]:
     """All statements of a file at any depth, with the handlers and cases that hold some; no expression."""
-    found: list[ast.AST] = [tree]
-    for node in found:
+    result: list[ast.AST] = [tree]
+    for node in result:
         for inside in ("body", "orelse", "finalbody", "handlers", "cases"):
-            found += getattr(node, inside, ())
-    return found
+            result += getattr(node, inside, ())
+    return result
 
 
 def floor(room: str, inside: str) -> tuple[int, str]:
@@ -145,14 +145,14 @@ def upward(path: Path, imports: set[str]) -> set[str]:
     """Which imports of a file are from a floor that is not below its own."""
     room, *inside = path.relative_to(ROOT).with_suffix("").parts
     height, folder = floor(room, "/".join(inside))
-    found = set()
+    result = set()
     for name in imports:
         if name.startswith(f"{room}."):
             there, other = floor(room, name.removeprefix(f"{room}."))
             shows = str(path.relative_to(ROOT)) in SHOWING and other == "views"
             if other and other != folder and there >= height and not shows:
-                found.add(name)
-    return found
+                result.add(name)
+    return result
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -168,7 +168,7 @@ def test_imports_go_one_way_and_heavy_ones_stay_where_they_belong(room: str) -> 
 
 
 def test_folders_import_lower_floors_only() -> None:
-    assert {str(path): found for path in SOURCES if (found := upward(path, imported(path)))} == {}
+    assert {str(path): result for path in SOURCES if (result := upward(path, imported(path)))} == {}
 
 
 @pytest.mark.parametrize("line", ["from loadgen.cli import output", "from loadgen.cli.output import printed"])

@@ -86,8 +86,8 @@ def fit_runs(runs: Sequence[Observed], serve: Serve) -> RunsFit:
     out. Raises RunError if the runs are of several machines or nothing is uncertain.
     """
     experiment = _one_machine(runs)
-    known = {path: it for path, it in constants(experiment).items() if it.low is not None}
-    known = {path: it for path, it in known.items() if not path.startswith(KERNELS)}
+    known = {path: constant for path, constant in constants(experiment).items() if constant.low is not None}
+    known = {path: constant for path, constant in known.items() if not path.startswith(KERNELS)}
     if not known:
         raise RunError(
             "no constant has an interval, so there is nothing to fit; begin with the published ones: add "
@@ -97,18 +97,18 @@ def fit_runs(runs: Sequence[Observed], serve: Serve) -> RunsFit:
     closed = [run for run in runs if run.load.concurrency]
     both = bool(closed) and len(closed) < len(runs)
     fitted = tuple(closed if both else runs)
-    found = _fit(fitted, paths, prior, serve, _starts(known, prior))
+    fit = _fit(fitted, paths, prior, serve, _starts(known, prior))
     if both:
         checked, check = (
             tuple(run for run in runs if not run.load.concurrency),
             "open loops, which were not fitted",
         )
-        residuals = _predict(checked, paths, serve, found.at) - _measured(checked)
+        residuals = _predict(checked, paths, serve, fit.at) - _measured(checked)
     else:
         checked, check = fitted, "each run predicted from the others"
-        residuals = _left_out(fitted, paths, prior, serve, found)
+        residuals = _left_out(fitted, paths, prior, serve, fit)
     error = math.sqrt(float(np.mean(residuals**2))) if len(residuals) else math.nan
-    constants_of = FittedConstants(experiment, known, found, f"{len(fitted)} runs")
+    constants_of = FittedConstants(experiment, known, fit, f"{len(fitted)} runs")
     return RunsFit(constants_of, fitted, checked, check, error)
 
 
@@ -118,17 +118,17 @@ def _left_out(
     """Residuals of each run, predicted from the others; none of a single one."""
     parts = [np.zeros(0)]
     for index, run in enumerate(runs if len(runs) > 1 else []):
-        found = _fit([*runs[:index], *runs[index + 1 :]], paths, prior, serve, [whole.at])
-        parts.append(_predict([run], paths, serve, found.at) - run.measured)
+        fit = _fit([*runs[:index], *runs[index + 1 :]], paths, prior, serve, [whole.at])
+        parts.append(_predict([run], paths, serve, fit.at) - run.measured)
     return np.concatenate(parts)
 
 
 def _one_machine(runs: Sequence[Observed]) -> Experiment:
     first = runs[0].experiment
     for run in runs[1:]:
-        one = run.experiment
+        experiment = run.experiment
         for group in ("model", "hardware", "layout", "engine", "cluster"):
-            if getattr(one, group) != getattr(first, group):
+            if getattr(experiment, group) != getattr(first, group):
                 raise RunError(
                     f"{run.path} has another {group} than {runs[0].path}; calibrate each by itself, or say "
                     f"which it is: {group}=NAME"
@@ -194,9 +194,9 @@ def fit_text(runs_fit: RunsFit, serve: Serve) -> str:
             "layout and the engine.* words"
         )
     for (path, constant), learnt, held in zip(known.constants().items(), fit.learnt, fit.held, strict=True):
-        said = f"{100 * learnt:.0f} % of the prior's variance gone"
-        said = f"NOT IDENTIFIED, the prior's ({said})" if held else said
-        lines.append(constant_line(path, constant, said))
+        note = f"{100 * learnt:.0f} % of the prior's variance gone"
+        note = f"NOT IDENTIFIED, the prior's ({note})" if held else note
+        lines.append(constant_line(path, constant, note))
     machine = machine_at(known.experiment, tuple(known.prior), fit.at)
     checked = () if runs_fit.checked is fitted else runs_fit.checked
     for run in (*fitted, *checked):
@@ -209,10 +209,10 @@ def fit_text(runs_fit: RunsFit, serve: Serve) -> str:
     return "\n".join(lines)
 
 
-def constant_line(path: str, constant: Constant, said: str) -> str:
+def constant_line(path: str, constant: Constant, note: str) -> str:
     """A constant with its interval, and what is said of it."""
     ends = f"[{constant.low:.4g}, {constant.high:.4g}]"
-    return f"  {path} {constant.value:.4g} {constant.unit}, 95 % interval {ends}; {said}"
+    return f"  {path} {constant.value:.4g} {constant.unit}, 95 % interval {ends}; {note}"
 
 
 MACHINE = ("engine", "model", "hardware", "layout")
@@ -236,11 +236,11 @@ def calibrate(words: Sequence[str], out: Path | None, serve: Serve) -> str:
     refuse_out(out, ".yaml", ".yml")
     runs = [observe(path, partial(simulated, overrides)) for path in paths]
     try:
-        found = fit_runs(runs, serve)
-        text = fit_text(found, serve)
+        calibrated = fit_runs(runs, serve)
+        text = fit_text(calibrated, serve)
     except ValueError as error:
         raise RunError(f"the engine model cannot serve these runs: {error}") from error
-    return found.constants.written(text, out)
+    return calibrated.constants.written(text, out)
 
 
 def refuse_words(words: Sequence[str]) -> None:

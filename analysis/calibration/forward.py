@@ -88,7 +88,7 @@ def _case(path: Path, entry: Any) -> Case:
         routing = entry["ranks"][0].get("routing", "real") if entry.get("ranks") else "real"
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{path}: a case needs case, requests and median_us; one has no {error}") from error
-    wrong = [it for it in lengths if not 1 <= it[0] <= it[1]]
+    wrong = [length for length in lengths if not 1 <= length[0] <= length[1]]
     if wrong or not 0 < len(lengths) <= MOST_REQUESTS or not 0 < median_us < math.inf:
         raise RunError(f"{path}: case {name[:60]} has impossible lengths or no time above 0")
     if any(drafts for *_, drafts in lengths):
@@ -115,18 +115,18 @@ def fitted(experiment: Experiment, cases: Sequence[Case], forward: Forward) -> t
     balanced = cases[0].is_balanced
     if any(case.is_balanced != balanced for case in cases):
         raise RunError("some batches have balanced routing and some real; run the bench once for all")
-    asked = replaced(experiment, dict.fromkeys(SCALES, 1.0))
-    if balanced and asked.model.experts:
-        asked = replaced(asked, {SPREAD: 1.0, IMBALANCE: 1.0})
+    scaled = replaced(experiment, dict.fromkeys(SCALES, 1.0))
+    if balanced and scaled.model.experts:
+        scaled = replaced(scaled, {SPREAD: 1.0, IMBALANCE: 1.0})
     known = {
-        path: it
-        for path, it in constants(asked).items()
-        if it.low is not None and path.startswith((STEP, REACHED)) and path not in NOT_TIMED
+        path: constant
+        for path, constant in constants(scaled).items()
+        if constant.low is not None and path.startswith((STEP, REACHED)) and path not in NOT_TIMED
     }
     prior = prior_of(known)
 
     def predicted(cases: Sequence[Case], at: Floats) -> Floats:
-        machine = machine_at(asked, tuple(known), at)
+        machine = machine_at(scaled, tuple(known), at)
         return np.log([forward(machine, case.work) for case in cases])
 
     def fit_to(cases: Sequence[Case]) -> ParameterFit:
@@ -170,25 +170,25 @@ def calibrate_forward(words: Sequence[str], file: Path, out: Path | None, forwar
         )
     cases = read(file)
     try:
-        found, held_out = fitted(experiment, cases, forward)
+        fit, held_out = fitted(experiment, cases, forward)
     except ValueError as error:
         raise RunError(f"the engine model cannot time these batches: {error}") from error
-    return found.written(text(found, cases, held_out), out)
+    return fit.written(text(fit, cases, held_out), out)
 
 
-def text(found: FittedConstants, cases: Sequence[Case], held_out: float) -> str:
+def text(constants: FittedConstants, cases: Sequence[Case], held_out: float) -> str:
     """Errors, constants, what is not identified, and every batch measured and by the model."""
-    layout = " + ".join(found.experiment.layout.engine_kinds)
-    machine = f"{found.experiment.model.name} on {found.experiment.hardware.name}, {layout}"
+    layout = " + ".join(constants.experiment.layout.engine_kinds)
+    machine = f"{constants.experiment.model.name} on {constants.experiment.hardware.name}, {layout}"
     lines = [
-        f"{len(cases)} batches of {machine}: rms {100 * found.fit.rms:.1f} %, batches left out "
+        f"{len(cases)} batches of {machine}: rms {100 * constants.fit.rms:.1f} %, batches left out "
         f"{100 * held_out:.1f} %; logits, sampling and host are not in them"
     ]
-    for (path, constant), share in zip(found.constants().items(), found.fit.learnt, strict=True):
-        said = f"{100 * share:.0f} % of the prior's variance gone"
-        said += "; known with others alone, in their sum" if share < LEARNT else ""
-        lines.append(constant_line(path, constant, said))
-    for case, off in zip(cases, found.fit.residuals, strict=True):
+    for (path, constant), share in zip(constants.constants().items(), constants.fit.learnt, strict=True):
+        note = f"{100 * share:.0f} % of the prior's variance gone"
+        note += "; known with others alone, in their sum" if share < LEARNT else ""
+        lines.append(constant_line(path, constant, note))
+    for case, off in zip(cases, constants.fit.residuals, strict=True):
         by_model = f"model {1e3 * case.seconds * math.exp(off):.4g} ms ({100 * math.expm1(off):+.1f} %)"
         lines.append(f"    {case.name[:60]} measured {1e3 * case.seconds:.4g} ms, {by_model}")
     return "\n".join(lines)

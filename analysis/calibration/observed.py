@@ -72,7 +72,7 @@ class Observed:
         return _figures(serve(machine, self.load), self.load, self.counted)
 
 
-def observe(path: Path, asked: Callable[[Path], Experiment]) -> Observed:
+def observe(path: Path, load_experiment: Callable[[Path], Experiment]) -> Observed:
     """Read a probe; `asked` makes a simulated experiment from its config.yaml.
 
     Raises RunError for a run that did not end, that failed, or that is no single load.
@@ -84,7 +84,7 @@ def observe(path: Path, asked: Callable[[Path], Experiment]) -> Observed:
     if verdict.exit_code not in RECORDED or not verdict.valid:
         why = verdict.reason or f"exit {verdict.exit_code}"
         raise RunError(f"{path} is no valid measurement ({why}); leave it out or measure it again")
-    experiment, rows = asked(path / "config.yaml"), run.requests()
+    experiment, rows = load_experiment(path / "config.yaml"), run.requests()
     if experiment.workload.session_hit:
         raise RunError(
             f"{path}: the engine model knows nothing of what its sessions share (workload.session_hit="
@@ -141,10 +141,10 @@ def _figures(served: Served, load: RecordedLoad, counted: Any) -> Floats:
     ttft, tpot = _latencies(served, load, counted)
     if load.concurrency:
         span_s = float(served.last_token_s[counted].max() - served.sent_s[counted].min())
-        found = [ttft.mean(), *([tpot.mean()] if len(tpot) else []), len(ttft) / span_s]
+        figures = [ttft.mean(), *([tpot.mean()] if len(tpot) else []), len(ttft) / span_s]
     else:
-        found = [*np.quantile(ttft, (0.5, 0.9)), *(np.quantile(tpot, (0.5, 0.9)) if len(tpot) else [])]
-    logs: Floats = np.log(np.array(found))
+        figures = [*np.quantile(ttft, (0.5, 0.9)), *(np.quantile(tpot, (0.5, 0.9)) if len(tpot) else [])]
+    logs: Floats = np.log(np.array(figures))
     return logs
 
 
@@ -162,10 +162,10 @@ def _noise(served: Served, load: RecordedLoad, counted: Any) -> Floats:
     ttft, tpot = (_relative_error(column) for column in _latencies(served, load, counted))
     whole = _relative_error((served.last_token_s - served.sent_s)[counted])
     if load.concurrency:
-        found = [ttft, tpot, whole]
+        noise = [ttft, tpot, whole]
     else:
-        found = [MEDIAN * ttft, P90 * ttft, MEDIAN * tpot, P90 * tpot]
-    return np.array([error for error in found if not math.isnan(error)])
+        noise = [MEDIAN * ttft, P90 * ttft, MEDIAN * tpot, P90 * tpot]
+    return np.array([error for error in noise if not math.isnan(error)])
 
 
 def _relative_error(values: Floats) -> float:

@@ -64,8 +64,8 @@ class ComparedResult:
 
 def compared_results(paths: Sequence[Path]) -> list[ComparedResult]:
     """The sides that the paths name, in order. Raises RunError for fewer than two, or for a repeated one."""
-    sides = [one for path in paths for one in _sides(path)]
-    known = [one.path.resolve() for one in sides if one.foreign is None]
+    sides = [side for path in paths for side in _sides(path)]
+    known = [side.path.resolve() for side in sides if side.foreign is None]
     for path in known:
         if known.count(path) > 1:
             raise RunError(f"{path.name} is given twice; compare needs different runs")
@@ -73,18 +73,18 @@ def compared_results(paths: Sequence[Path]) -> list[ComparedResult]:
         raise RunError(f"compare needs two or more; give another RUN beside {paths[0] if paths else 'it'}")
     if len(sides) > len(LETTERS):
         raise RunError(f"compare takes up to {len(LETTERS)} sides, not {len(sides)}")
-    return [replace(one, letter=letter) for one, letter in zip(sides, LETTERS, strict=False)]
+    return [replace(side, letter=letter) for side, letter in zip(sides, LETTERS, strict=False)]
 
 
 def _sides(path: Path) -> list[ComparedResult]:
     if is_foreign(path):
-        return [ComparedResult("", path, foreign=one) for one in load_foreign(path)]
+        return [ComparedResult("", path, foreign=side) for side in load_foreign(path)]
     if not studies.is_study(path):
         run = load_run(path)
         return [ComparedResult("", run.path, run.verdict, run.config, run)]
     study = studies.load_verdict(path)
     if study.study in SIDES:
-        return [one for name in study.names if (path / name).is_dir() for one in _sides(path / name)]
+        return [side for name in study.names if (path / name).is_dir() for side in _sides(path / name)]
     ended = study if study.exit_code is not None else None
     return [ComparedResult("", path, ended, load(base=path / "config.yaml"))]
 
@@ -142,7 +142,7 @@ def capacity_ratio(a: ComparedResult, b: ComparedResult) -> CapacityRatio | None
 
 def refused(a: ComparedResult, b: ComparedResult) -> str:
     """Why there is no ratio."""
-    return "; ".join(f"{one.letter} ({one.name}) {one.unclaimed}" for one in (a, b) if one.unclaimed)
+    return "; ".join(f"{side.letter} ({side.name}) {side.unclaimed}" for side in (a, b) if side.unclaimed)
 
 
 def is_foreign(path: Path | str) -> bool:
@@ -172,7 +172,7 @@ def load_foreign(path: Path | str) -> list[Foreign]:
             f"{type(error).__name__} {error}"
         ) from error
     note = ("its last line is cut off and left out",) if is_cut else ()
-    return [replace(one, notes=(*one.notes, *note)) for one in loads]
+    return [replace(load, notes=(*load.notes, *note)) for load in loads]
 
 
 def _trees(text: str, path: Path) -> tuple[list[Any], bool]:

@@ -158,13 +158,13 @@ def _guidellm_load(benchmark: Tree, path: Path, version: str, part: str) -> Fore
     strategy, figures = benchmark["config"]["strategy"], benchmark["metrics"]
     due_known = strategy["type_"] in RATED
     kinds = ("successful", "errored", "incomplete")
-    stats = [(kind, one) for kind in kinds for one in benchmark["requests"].get(kind) or ()]
+    stats = [(kind, request) for kind in kinds for request in benchmark["requests"].get(kind) or ()]
     try:
         # A request that never began before the tool ended was not sent.
         sent = [
-            (kind, one)
-            for kind, one in stats
-            if dict(one["info"]["timings"]).get("request_start") is not None
+            (kind, request)
+            for kind, request in stats
+            if dict(request["info"]["timings"]).get("request_start") is not None
         ]
     except (KeyError, TypeError) as error:
         raise RunError(
@@ -172,7 +172,7 @@ def _guidellm_load(benchmark: Tree, path: Path, version: str, part: str) -> Fore
         ) from error
     if not sent:
         raise RunError(f"{path} holds no request of its benchmark {part or '0'}: nothing can be judged")
-    requests = foreign.table(_guidellm_row(kind, one, due_known) for kind, one in sent)
+    requests = foreign.table(_guidellm_row(kind, request, due_known) for kind, request in sent)
     model = (benchmark["config"].get("backend") or {}).get("model")
     offered = OfferedLoad(
         strategy.get("rate"), str(strategy["type_"]), strategy.get("streams"), model, due_known
@@ -195,16 +195,16 @@ def _guidellm_load(benchmark: Tree, path: Path, version: str, part: str) -> Fore
         notes.append(
             f"{totals['incomplete']} requests were in flight when it ended: neither answered nor failed"
         )
-    notes += [f"its own warning: {one['message']}" for one in benchmark.get("warnings") or ()]
+    notes += [f"its own warning: {request['message']}" for request in benchmark.get("warnings") or ()]
     return Foreign(path, GUIDELLM, version, requests, due_known, offered, own, tuple(notes), part)
 
 
-def _guidellm_row(kind: str, one: Tree, due_known: bool) -> Row:
-    times = one["info"]["timings"]
+def _guidellm_row(kind: str, request: Tree, due_known: bool) -> Row:
+    times = request["info"]["timings"]
     sent = times["request_start"]
     due = times["targeted_start"] if due_known and times.get("targeted_start") is not None else sent
     try:
-        body = json.loads(one.get("request_args") or "{}").get("body")
+        body = json.loads(request.get("request_args") or "{}").get("body")
     except (ValueError, AttributeError):
         body = None
     body = body if isinstance(body, dict) else {}
@@ -218,28 +218,28 @@ def _guidellm_row(kind: str, one: Tree, due_known: bool) -> Row:
         f"{name}_offset_ns": None if at is None else foreign.ns(at - due) for name, at in instants.items()
     }
     return (
-        _guidellm_outcome(kind, one, body)
+        _guidellm_outcome(kind, request, body)
         | offsets
         | {
-            "turn": one["info"].get("turn_index") or 0,
+            "turn": request["info"].get("turn_index") or 0,
             "due_ns": foreign.ns(due),
             "scheduled_at": datetime.fromtimestamp(due, UTC),
             "send_offset_ns": foreign.ns(sent - due) if due_known else None,
             "requested_output_tokens": body.get("max_tokens") if body.get("ignore_eos") else None,
-            "prompt_tokens": one.get("prompt_tokens"),
-            "cached_tokens": one.get("cached_tokens"),
-            "output_tokens": one.get("output_tokens"),
+            "prompt_tokens": request.get("prompt_tokens"),
+            "cached_tokens": request.get("cached_tokens"),
+            "output_tokens": request.get("output_tokens"),
             "events": times.get("token_iterations"),
         }
     )
 
 
-def _guidellm_outcome(kind: str, one: Tree, body: Tree) -> Row:
-    output, first_s = one.get("output_tokens"), one["info"]["timings"].get("first_token_iteration")
+def _guidellm_outcome(kind: str, request: Tree, body: Tree) -> Row:
+    output, first_s = request.get("output_tokens"), request["info"]["timings"].get("first_token_iteration")
     if kind == "incomplete":
         return {"status": records.PENDING}
     if kind == "errored":
-        return foreign.failure(str(one["info"].get("error") or ""), None, first_s is not None)
+        return foreign.failure(str(request["info"].get("error") or ""), None, first_s is not None)
     if body.get("ignore_eos") and output and output != body.get("max_tokens"):
         error = f"{output} tokens instead of {body.get('max_tokens')}"
         return {"status": "truncated", "error_kind": "token_count", "error": error}
@@ -273,7 +273,7 @@ def _aiperf(lines: Sequence[Tree], path: Path) -> Foreign:
         raise RunError(f"{path} holds no request after its warm-up: nothing can be judged")
     requests, summary = foreign.table(rows), _aiperf_summary(path.with_name(AIPERF_SUMMARY), rows)
     released = [line["metadata"] for line in lines if line["metadata"].get("credit_issued_ns") is not None]
-    waits_ns = [one["request_start_ns"] - one["credit_issued_ns"] for one in released]
+    waits_ns = [request["request_start_ns"] - request["credit_issued_ns"] for request in released]
     notes = [*AIPERF_NOTES, *foreign.assumed_length(requests), *foreign.released(waits_ns, 1 / NS_PER_MS)]
     if not all("usage_completion_tokens" in line["metrics"] for line in lines if not line.get("error")):
         notes.append("output tokens were counted by the client's tokenizer, not reported by the server")

@@ -65,19 +65,19 @@ class Comparison(Exhibit):
     def alt(self) -> str:
         """Range of the capacities, that of all together, and every ratio with its interval and verdict."""
         estimates = [part.closed.value for part in self.parts if part.closed]
-        said = [f"{counted(len(self.parts), 'part')}, {len(estimates)} with a capacity."]
+        sentences = [f"{counted(len(self.parts), 'part')}, {len(estimates)} with a capacity."]
         if estimates:
-            said.append(f"They carry {qps(min(estimates))} to {qps(max(estimates))} QPS per node.")
-        said += [f"All together, {row.name}: {row.words}." for row in self.together]
+            sentences.append(f"They carry {qps(min(estimates))} to {qps(max(estimates))} QPS per node.")
+        sentences += [f"All together, {row.name}: {row.words}." for row in self.together]
         for part in self.parts:
             if part.ratio:
                 low, high = canvas.within(part.ratio, -math.inf, math.inf)
                 shown = "more" if low > 1 else "less" if high < 1 else "no difference shown"
-                said.append(
+                sentences.append(
                     f"{part.name} carries {middle(part.ratio)} times as much (95 % interval"
                     f" {interval(part.ratio)}, {part.how}): {shown}."
                 )
-        return " ".join(said)
+        return " ".join(sentences)
 
     def _draw_capacities(self, ax: Axes) -> None:
         ends = [end for row in self.all_parts for end in (row.low, row.high) if end is not None]
@@ -259,7 +259,7 @@ class GateIntervals(Exhibit):
         margin = ends[-1].margin * unit
         most = SHOWN_MARGINS * margin
         for end, label, line in (("low", "lower end", "--"), ("high", "upper end", "-")):
-            values = [min(max(unit * getattr(one, end), -most), most) for one in ends]
+            values = [min(max(unit * getattr(end_row, end), -most), most) for end_row in ends]
             ax.plot(prompts, values, **canvas.line(canvas.BLUE, line), label=label)
         canvas.bound(ax, margin, "margin")
         ax.set_ylim(-1.05 * most, 1.05 * most)
@@ -323,9 +323,9 @@ class Nodes(Exhibit):
     def alt(self) -> str:
         """The nodes at the peak and by plain division, and of the quietest and the busiest hour."""
         plan = self.plan
-        said = f"{counted(plan.nodes, 'node')} at {plan.demand.peak_qps:,.6g} QPS; "
-        said += f"plain division by the estimate gives {plan.naive_nodes:,}."
-        return said + (
+        sentences = f"{counted(plan.nodes, 'node')} at {plan.demand.peak_qps:,.6g} QPS; "
+        sentences += f"plain division by the estimate gives {plan.naive_nodes:,}."
+        return sentences + (
             f" By the hour {min(plan.day.nodes)} to {max(plan.day.nodes)} are needed." if plan.day else ""
         )
 

@@ -70,16 +70,18 @@ class Latency(Exhibit):
         valid = sorted((w for w in windows if not w.void), key=lambda window: window.load)
         if not valid:
             return f"All {len(windows)} windows are void: no latency is claimed."
-        said = [_rise(valid, limit, self.data.bounds_ms.get(limit)) for limit in LIMITS]
+        sentences = [_rise(valid, limit, self.data.bounds_ms.get(limit)) for limit in LIMITS]
         void = len(windows) - len(valid)
-        said += [f"Void and not counted: {void} of {len(windows)} windows."] if void else []
+        sentences += [f"Void and not counted: {void} of {len(windows)} windows."] if void else []
         if not capacity.claim:
-            return " ".join([*said, "No capacity is claimed."])
+            return " ".join([*sentences, "No capacity is claimed."])
         certified = "" if capacity.certified is None else f", {capacity.certified_words}"
-        said.append(f"The capacity in QPS per node is {capacity.words}{certified}.")
+        sentences.append(f"The capacity in QPS per node is {capacity.words}{certified}.")
         if (ends := capacity.closed) and (ends.high or 0.0) > valid[-1].load:
-            said.append("The interval ends beyond the highest load that arrived: there it is the model's.")
-        return " ".join(said)
+            sentences.append(
+                "The interval ends beyond the highest load that arrived: there it is the model's."
+            )
+        return " ".join(sentences)
 
     def _ends(self) -> tuple[float, float]:
         """Ends of the axis: all rates, the certified one, and what is not far off of interval and ramp."""
@@ -204,12 +206,12 @@ class ShareOver(Exhibit):
 
     def alt(self) -> str:
         """The number of windows in which each bound was kept, in words."""
-        said, rates = [], []
+        sentences, rates = [], []
         for bound, rows in self.valid.items():
             rates = [row["rate_qps_per_node"] for row in rows]
             kept = sum(_ratio(row) <= 1 for row in rows)
-            said.append(f"{bound} was kept in {kept} of {counted(len(rows), 'valid window')}.")
-        return " ".join([f"Windows from {qps(rates[0])} to {qps(rates[-1])} QPS per node.", *said])
+            sentences.append(f"{bound} was kept in {kept} of {counted(len(rows), 'valid window')}.")
+        return " ".join([f"Windows from {qps(rates[0])} to {qps(rates[-1])} QPS per node.", *sentences])
 
 
 def _share_row(line: Mapping[str, Any], limit: Limit) -> Row:
@@ -262,7 +264,7 @@ class Cdf(Exhibit):
     def alt(self) -> str:
         """Share of the requests within each bound at the lowest and at the highest rate."""
         ends = self.rows if len(self.rows) == 1 else [self.rows[0], self.rows[-1]]
-        said = []
+        sentences = []
         for limit in (limit for limit in LIMITS if limit in self.bounds_ms):
             parts = [(row[f"{limit}_within_bound_pct"], row["rate_qps_per_node"]) for row in ends]
             known = [
@@ -270,11 +272,13 @@ class Cdf(Exhibit):
             ]
             if known:
                 bound = ms(self.bounds_ms[limit])
-                said.append(f"Within the {limit.upper()} bound of {bound}: {', '.join(known)}.")
+                sentences.append(f"Within the {limit.upper()} bound of {bound}: {', '.join(known)}.")
         failed = sum(row["failed"] for row in self.rows)
         if failed:
-            said.append(f"{failed} requests failed and count as infinitely late: their curves end below 1.")
-        return " ".join([*said, "90 % are asked for."])
+            sentences.append(
+                f"{failed} requests failed and count as infinitely late: their curves end below 1."
+            )
+        return " ".join([*sentences, "90 % are asked for."])
 
 
 def steps(values: Floats, most: int = MOST_STEPS) -> tuple[Floats, Floats]:

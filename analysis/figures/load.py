@@ -75,19 +75,19 @@ class Search(Exhibit):
         )
         states = ", ".join(f"{outcomes.count(name)} {name}" for name in WORDS if name in outcomes)
         span = f"from {qps(min(rates))} to {qps(max(rates))} QPS per node"
-        said = [f"{counted(len(rates), 'window')} {span}: {states}."]
+        sentences = [f"{counted(len(rates), 'window')} {span}: {states}."]
         answer, ends = self.answer, [_ends(row) for row in self.beliefs]
         if ends:
             narrowed = f"from {ends[0]} after the first counted window to {ends[-1]} after the last"
-            said.append(f"The 95 % interval goes {narrowed}.")
-        said.append(f"The answer is {answer.words}." if answer.claim else "No answer is claimed.")
+            sentences.append(f"The 95 % interval goes {narrowed}.")
+        sentences.append(f"The answer is {answer.words}." if answer.claim else "No answer is claimed.")
         claimed = answer.sampling or answer.closed
         if ends and claimed and ends[-1] != f"[{qps(claimed.low or 0.0)}, {qps(claimed.high or 0.0)}]":
-            said.append(
+            sentences.append(
                 "It may differ from the last interval, which was printed while answers were out: the answer "
                 "counts every window again with all its rows."
             )
-        return " ".join(said)
+        return " ".join(sentences)
 
     def _draw_windows(self, ax: Axes, kind: str, ended: str) -> None:
         """A bar as long as each window, with the outcome's mark in its middle."""
@@ -203,14 +203,14 @@ class ClientLag(Exhibit):
         unsent = sum(row["never_sent"] for row in self.rows)
         p99 = _p99(self.worst)
         state = "above" if p99 > self.gate_ms else "within"
-        said = [
+        sentences = [
             f"The p99 send lag of the worst of {counted(len(self.windows), 'window')} is {ms(p99)}, {state}"
             f" the gate of {ms(self.gate_ms)}; {counted(unsent, 'request')} never left."
         ]
         if self.clients.num_rows:
             busiest = float(np.nanmax(metrics.numbers(self.clients, "cpu_share")))
-            said.append(f"The load actors used at most {share(busiest)} of a core in any second.")
-        return " ".join(said)
+            sentences.append(f"The load actors used at most {share(busiest)} of a core in any second.")
+        return " ".join(sentences)
 
 
 def _p99(window: WindowRows) -> float:

@@ -192,13 +192,13 @@ class Pareto(Exhibit):
     def alt(self) -> str:
         """Both figures at the lowest and at the highest rate, and the number of GPUs."""
         rows = self.rows
-        said = [
+        sentences = [
             f"{row['output_tok_per_s_gpu']:.3g} output tokens/s/GPU at"
             f" {row['interactivity_median_tok_per_s_user']:.3g} tokens/s/user when"
             f" {qps(row['rate_qps_per_node'])} QPS per node are offered"
             for row in (rows if len(rows) == 1 else (rows[0], rows[-1]))
         ]
-        return f"{'; '.join(said)}; {counted(len(rows), 'window')} on {rows[0]['gpus']} GPUs that serve."
+        return f"{'; '.join(sentences)}; {counted(len(rows), 'window')} on {rows[0]['gpus']} GPUs that serve."
 
 
 def _named(x: list[float], y: list[float]) -> list[int]:

@@ -81,13 +81,15 @@ class Timeline(Exhibit):
 
     def alt(self) -> str:
         """Requests in flight, the fullest cache, and the highest rolling p90s."""
-        said = [
+        sentences = [
             f"Over {self.at_s[-1] - self.at_s[0]:.0f} s up to {np.nanmax(self.in_flight):.0f} requests were"
             f" in flight, {np.nanmean(self.in_flight):.1f} on average."
         ]
         kv_pct, waiting = self.server.kv_pct, self.server.waiting
         if not np.isnan(kv_pct).all():
-            said.append(f"KV use reached {np.nanmax(kv_pct):.3g} %, {np.nanmax(waiting):.0f} waited at most.")
+            sentences.append(
+                f"KV use reached {np.nanmax(kv_pct):.3g} %, {np.nanmax(waiting):.0f} waited at most."
+            )
         for limit in LIMITS:
             known = self.p90_ms[limit][~np.isnan(self.p90_ms[limit])]
             if len(known):
@@ -95,9 +97,9 @@ class Timeline(Exhibit):
                 reached = "was infinite among failures" if np.isinf(top) else f"reached {ms(top)}"
                 bound_ms = self.bounds_ms.get(limit)
                 bound = "no bound" if bound_ms is None else f"bound {ms(bound_ms)}"
-                said.append(f"The rolling p90 {limit.upper()} {reached} ({bound}).")
+                sentences.append(f"The rolling p90 {limit.upper()} {reached} ({bound}).")
         void = sum(span["void"] for span in self.spans)
-        return " ".join([*said, f"{counted(len(self.spans), 'window')} shaded, {void} of them void."])
+        return " ".join([*sentences, f"{counted(len(self.spans), 'window')} shaded, {void} of them void."])
 
     def _figures(self, start_s: float, end_s: float) -> Row:
         """Means over the instants in a stretch, null where nothing was reported; the largest rolling p90s."""

@@ -244,16 +244,16 @@ def live(path: Path, port: str, stop: threading.Event | None = None) -> None:
 
     Raises RunError for a folder of neither, ConfigError where the port cannot be listened on.
     """
-    source, asked, view = followed(path), Address.from_words(port, FLAG), LiveView()
-    view.snapshot, said, stop = source.look(), "", stop or threading.Event()
-    with serving(asked, view, FLAG) as server:
+    source, address, view = followed(path), Address.from_words(port, FLAG), LiveView()
+    view.snapshot, status_line, stop = source.look(), "", stop or threading.Event()
+    with serving(address, view, FLAG) as server:
         terminal.note(f"{invitation(server.address)}  (Ctrl-C ends it)")
         while not stop.wait(LOOK_S):
             try:
                 snapshot = source.look()
             except RunError as error:  # a folder that was broken or removed while it is followed
-                if (line := reason(error)) != said:
-                    said = line
+                if (line := reason(error)) != status_line:
+                    status_line = line
                     terminal.note(line)
                 continue
             if snapshot != view.snapshot:

@@ -17,13 +17,13 @@ AXIS_MARGIN = 0.1
 """Part of an axis left free on each side of the widest interval (our choice)."""
 
 
-def screen(state: LiveState, width: int, height: int, seen: WindowSoFar | None = None) -> list[str]:
+def screen(state: LiveState, width: int, height: int, far: WindowSoFar | None = None) -> list[str]:
     """The screen as at most `height` lines of at most `width` columns; `seen` is the newest running window.
 
     The windows that are over have what room the rest leaves, the newest of them first to stay.
     """
     width = max(width, LEAST_WIDTH)
-    above = [*_phase(state, seen, width), *_running(state.now, width), *_belief(state, width)]
+    above = [*_phase(state, far, width), *_running(state.now, width), *_belief(state, width)]
     below = [line for text in state.log[-LINES_OF_LOG:] for line in _wrapped(text, width)][-LINES_OF_LOG:]
     room = height - len(above) - len(below) - 3
     table = _windows(state.windows[-room:], width) if room > 0 and state.windows else []
@@ -35,10 +35,10 @@ def screen(state: LiveState, width: int, height: int, seen: WindowSoFar | None =
 def budget_bar(elapsed_s: float, budget_s: float, width: int) -> str:
     """A bar of the budget that is spent, with the time left, on the run's clock."""
     left_s = max(0.0, budget_s - elapsed_s)
-    told = f" {clock(elapsed_s)} of {clock(budget_s)}, {clock(left_s)} left"
-    room = max(1, width - len(told) - 2)
+    clocks = f" {clock(elapsed_s)} of {clock(budget_s)}, {clock(left_s)} left"
+    room = max(1, width - len(clocks) - 2)
     full = round(room * min(1.0, elapsed_s / budget_s)) if budget_s > 0 else room
-    return f"[{'#' * full}{'.' * (room - full)}]{told}"
+    return f"[{'#' * full}{'.' * (room - full)}]{clocks}"
 
 
 def interval_axis(belief: Belief, beliefs: Sequence[Belief], width: int) -> str:
@@ -104,21 +104,21 @@ def _told(done: DoneWindow, key: str) -> str:
     return f" {figure(done.latencies_p90_ms[key], 1)} ms" if key in done.latencies_p90_ms else ""
 
 
-def _phase(state: LiveState, seen: WindowSoFar | None, width: int) -> Iterator[str]:
+def _phase(state: LiveState, far: WindowSoFar | None, width: int) -> Iterator[str]:
     name = " ".join(filter(None, (state.verb, state.run_id)))
     if name:
         yield name
-    if seen is not None and seen.budget_s:
-        yield budget_bar(seen.elapsed_s, seen.budget_s, width)
-    yield from _wrapped(f"{_of_about(state, seen)}{state.phase}", width)
+    if far is not None and far.budget_s:
+        yield budget_bar(far.elapsed_s, far.budget_s, width)
+    yield from _wrapped(f"{_of_about(state, far)}{state.phase}", width)
 
 
-def _of_about(state: LiveState, seen: WindowSoFar | None) -> str:
+def _of_about(state: LiveState, far: WindowSoFar | None) -> str:
     """The number of the running window and about how many there will be, at the pace so far."""
     done = len(state.windows)
-    if state.now is None or seen is None or not seen.budget_s or not done or seen.elapsed_s <= 0:
+    if state.now is None or far is None or not far.budget_s or not done or far.elapsed_s <= 0:
         return ""
-    to_come = (seen.budget_s - seen.elapsed_s) * done / seen.elapsed_s
+    to_come = (far.budget_s - far.elapsed_s) * done / far.elapsed_s
     return f"window {done + 1} of about {done + max(1, round(to_come))}: "
 
 
@@ -135,9 +135,9 @@ def _running(now: WindowSoFar | None, width: int) -> Iterator[str]:
     counts = f"{now.sent} sent, {failed}, {out} % of answers still out"
     yield from _wrapped(f"window so far, provisional: {counts}", width)
     yield f"{INDENT}{'':<12} {'p50 ms':>9} {'p90 ms':>9} {'bound':>9} {'over':>9}"
-    for key, one in now.latencies.items():
-        over = f"{figure(one.over_pct, 1)} %"
-        cells = figure(one.p50_ms, 1), figure(one.p90_ms, 1), figure(one.bound_ms), over
+    for key, latency in now.latencies.items():
+        over = f"{figure(latency.over_pct, 1)} %"
+        cells = figure(latency.p50_ms, 1), figure(latency.p90_ms, 1), figure(latency.bound_ms), over
         yield f"{INDENT}{_words(key):<12} {' '.join(cell.rjust(9) for cell in cells)}"
 
 
@@ -161,12 +161,13 @@ def _belief(state: LiveState, width: int) -> Iterator[str]:
 def _windows(windows: Sequence[DoneWindow], width: int) -> list[str]:
     """A line for each window, with the p90s of the two bounds that all runs have, where it has them."""
     lines = [f"{'#':>3} {'kind':<8} {'QPS/node':>8} {'n':>6} {'TTFT ms':>8} {'TPOT ms':>8} verdict"]
-    for one in windows:
-        p90s = one.latencies_p90_ms
+    for window in windows:
+        p90s = window.latencies_p90_ms
         ttft, tpot = (next((p90s[key] for key in p90s if key.startswith(each)), None) for each in LIMITS)
         latencies = f"{figure(ttft):>8} {figure(tpot, 1):>8}"
-        rate = figure(one.rate_qps_per_node, 3)
-        line = f"{one.index:>3} {one.kind[:8]:<8} {rate:>8} {one.requests:>6} {latencies} {one.judged}"
+        rate = figure(window.rate_qps_per_node, 3)
+        figures = f"{rate:>8} {window.requests:>6} {latencies}"
+        line = f"{window.index:>3} {window.kind[:8]:<8} {figures} {window.judged}"
         lines.append(line if len(line) <= width else f"{line[: width - 3].rsplit(' ', 1)[0]} ...")
     return lines
 

@@ -57,13 +57,13 @@ class LiveServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = MOST_CLIENTS
 
-    def __init__(self, asked: Address, view: LiveView) -> None:
+    def __init__(self, address: Address, view: LiveView) -> None:
         self.view = view
         self.closing = threading.Event()
         self._places = threading.BoundedSemaphore(MOST_CLIENTS)
-        self.address_family = asked.family
-        super().__init__((asked.host, asked.port), _Handler)
-        self.address = Address(asked.host, self.server_address[1])
+        self.address_family = address.family
+        super().__init__((address.host, address.port), _Handler)
+        self.address = Address(address.host, self.server_address[1])
 
     def server_bind(self) -> None:
         TCPServer.server_bind(self)  # HTTPServer would look its own name up, for minutes where nobody answers
@@ -105,12 +105,12 @@ class LiveServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(asked: Address, view: LiveView, flag: str) -> Iterator[LiveServer]:
+def serving(address: Address, view: LiveView, flag: str) -> Iterator[LiveServer]:
     """Serve a view until the end of the block. Raises ConfigError that names the flag if it cannot."""
     try:
-        server = LiveServer(asked, view)
+        server = LiveServer(address, view)
     except OSError as error:
-        raise asked.refusal(flag, error) from error
+        raise address.refusal(flag, error) from error
     thread = threading.Thread(target=server.serve_forever, name="live view", daemon=True)
     thread.start()
     try:

@@ -112,9 +112,9 @@ COLUMNS = (
 def answers(run: Run) -> pa.Table:
     """The complete answers in the windows that the capacity rests on."""
     rows, used = run.requests(columns=COLUMNS, phase="window"), [row["index"] for row in valid_windows(run)]
-    seen = metrics.status_in(rows, records.OK)
+    answered = metrics.status_in(rows, records.OK)
     among = pc.is_in(rows.column("window_index"), value_set=pa.array(used, pa.int16())).to_numpy()
-    return rows.filter(pa.array(seen & among))
+    return rows.filter(pa.array(answered & among))
 
 
 def valid_windows(run: Run) -> list[WindowRow]:

@@ -93,12 +93,12 @@ def fleet_cost(
     return _over(nodes.times(node_hour_usd / (served_qps * SECONDS_PER_HOUR)), lengths, node_hour_usd, use)
 
 
-def _over(one: Estimate, lengths: MeanLengths | None, node_hour_usd: float, use: float) -> Cost:
+def _over(estimate: Estimate, lengths: MeanLengths | None, node_hour_usd: float, use: float) -> Cost:
     tokens: list[Estimate | None] = [None, None, None]
     if lengths is not None:
         n_in, n_out = lengths.input_tokens, lengths.output_tokens
-        tokens = [one.times(1e6 / n) for n in (n_in, n_out, n_in + n_out)]
-    return Cost(node_hour_usd, use, one.times(1e3), *tokens)
+        tokens = [estimate.times(1e6 / n) for n in (n_in, n_out, n_in + n_out)]
+    return Cost(node_hour_usd, use, estimate.times(1e3), *tokens)
 
 
 def fleet_power(

@@ -346,14 +346,14 @@ def of_words(words: Sequence[str], predict: Callable[[Sequence[str]], Source]) -
     Raises as `command` does, and ConfigError where both runs and words to predict are given.
     """
     runs = [word for word in words if "=" not in word]
-    asked = [word for word in words if word.partition("=")[0].partition(".")[0] in GROUPS]
-    machine = [word for word in words if word not in (*runs, *asked)]
+    group_words = [word for word in words if word.partition("=")[0].partition(".")[0] in GROUPS]
+    machine = [word for word in words if word not in (*runs, *group_words)]
     if runs and machine:
         raise ConfigError(
             f"'{machine[0]}' is no word demand.* or plan.*, the only ones of a plan on a run; leave it out, "
             f"or leave {runs[0]} out to plan on a prediction"
         )
-    return command(runs, asked, lambda: predict(machine))
+    return command(runs, group_words, lambda: predict(machine))
 
 
 def command(
@@ -368,8 +368,8 @@ def command(
     are demand.* and plan.*. The `exit_code` is 0, or 6 where only a lower bound is known, and without a plan
     (`valid` false) that of the run, 4 of a void one. Raises RunError and ConfigError for wrong usage.
     """
-    asked = load_groups(Planning, words)
-    demand_rates(asked.demand)  # refuses a bad file of hours
+    planning = load_groups(Planning, words)
+    demand_rates(planning.demand)  # refuses a bad file of hours
     folders = [str(source) for source in sources if isinstance(source, Path | str)]
     resolved = [os.path.realpath(folder) for folder in folders]
     for folder, real in zip(folders, resolved, strict=True):
@@ -381,7 +381,7 @@ def command(
         sources = [predict()]
     try:
         opened = [read(source) if isinstance(source, Path | str) else [source] for source in sources]
-        capacities = expanded([one for several in opened for one in several])
-        return plan(evidence_of(capacities[0]), asked.demand, asked.plan, capacities[1:])
+        capacities = expanded([capacity for several in opened for capacity in several])
+        return plan(evidence_of(capacities[0]), planning.demand, planning.plan, capacities[1:])
     except NotPlannable as error:
         return NoPlan(exit_code=error.exit_code, reason=str(error))

@@ -84,7 +84,7 @@ class ScalingEfficiency:
     def _ln_sd(self, nodes: int) -> float:
         """Sd of ln E, by the weights that interpolation gives the points, less one for the first."""
         x, _ = self._ln()
-        weights = np.array([np.interp(math.log(nodes), x, one) for one in np.eye(len(x))])
+        weights = np.array([np.interp(math.log(nodes), x, unit) for unit in np.eye(len(x))])
         weights[0] -= 1.0
         return float(math.sqrt(sum((w * p.ln_sd) ** 2 for w, p in zip(weights, self.points, strict=True))))
 
@@ -101,8 +101,13 @@ def scaling(runs: Sequence[Source]) -> ScalingEfficiency:
                 f"{other.name} differs from {evidence[0].name} in {difference}; the efficiency of more nodes "
                 "is that of one service and its lengths, at several node counts"
             )
-    counts = sorted({one.nodes for one in evidence})
-    return ScalingEfficiency(tuple(_measured(n, [one for one in evidence if one.nodes == n]) for n in counts))
+    counts = sorted({evidence_row.nodes for evidence_row in evidence})
+    return ScalingEfficiency(
+        tuple(
+            _measured(n, [evidence_row for evidence_row in evidence if evidence_row.nodes == n])
+            for n in counts
+        )
+    )
 
 
 def alone(of: Evidence) -> ScalingEfficiency:
@@ -110,32 +115,32 @@ def alone(of: Evidence) -> ScalingEfficiency:
     return ScalingEfficiency((ScalingPoint(of.nodes, of.qps_per_node.value, 0.0),))
 
 
-def unlike(one: Evidence, other: Evidence) -> str:
+def unlike(evidence: Evidence, other: Evidence) -> str:
     """Properties, known of both, in which two capacities differ beside node counts; empty if none."""
-    pairs = {key: (value, other.service[key]) for key, value in one.service.items()}
+    pairs = {key: (value, other.service[key]) for key, value in evidence.service.items()}
     keys = [key for key, (a, b) in pairs.items() if a is not None and b is not None and a != b]
-    return ", ".join(keys) or ("lengths" if lengths_differ(one, other) else "")
+    return ", ".join(keys) or ("lengths" if lengths_differ(evidence, other) else "")
 
 
-def lengths_differ(one: Evidence, other: Evidence) -> bool:
+def lengths_differ(evidence: Evidence, other: Evidence) -> bool:
     """True if prompts, answers or hit rates differ by more than 2 % of the prompt or answer."""
-    if one.lengths is None or other.lengths is None:
+    if evidence.lengths is None or other.lengths is None:
         return False
-    a, b = one.lengths, other.lengths
+    a, b = evidence.lengths, other.lengths
     pairs = ((a.input_tokens, b.input_tokens), (a.output_tokens, b.output_tokens))
     return any(abs(math.log(x / y)) > 0.02 for x, y in pairs) or abs(a.prefix_hit - b.prefix_hit) > 0.02
 
 
 def _measured(nodes: int, evidence: Sequence[Evidence]) -> ScalingPoint:
     estimates = []
-    for one in evidence:
+    for row in evidence:
         # The constants of the engine model are the same for all, and so is the error of the cells of a grid.
-        q = one.sampling_qps_per_node or one.qps_per_node
+        q = row.sampling_qps_per_node or row.qps_per_node
         if q.is_open:
             raise RunError(
-                f"{one.name}: an end of its interval is unknown, so that E({nodes}) would have none"
+                f"{row.name}: an end of its interval is unknown, so that E({nodes}) would have none"
             )
-        own = one.own_ln_sd
+        own = row.own_ln_sd
         estimates.append(Measured.from_estimate(q) if own is None else Measured(q.value, own))
     point = estimates[0] if len(estimates) == 1 else Measured.from_estimate(pooled(estimates).qps)
     return ScalingPoint(nodes, point.qps, point.sd)

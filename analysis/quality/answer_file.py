@@ -44,7 +44,7 @@ def digest(prompt: Sequence[int]) -> int:
 
 def write(answers: Iterable[AnswerRecord], path: Path) -> None:
     """Write answers in order of prompt and repeat, whole or not at all. Raises OSError."""
-    rows = [_row(one) for one in sorted(answers, key=lambda one: (one.prompt, one.repeat))]
+    rows = [_row(answer) for answer in sorted(answers, key=lambda answer: (answer.prompt, answer.repeat))]
     parquet.write(pa.Table.from_pylist(rows, schema=ANSWERS), path)
 
 
@@ -61,13 +61,13 @@ def read(path: Path) -> list[AnswerRecord]:
         raise ValueError(f"{path} is no table of answers: {error}") from error
 
 
-def _row(one: AnswerRecord) -> dict[str, Any]:
-    row = {name: getattr(one, name) for name in ("prompt", "digest", "repeat", "error", "text")}
-    if one.answer is None:
+def _row(prediction: AnswerRecord) -> dict[str, Any]:
+    row = {name: getattr(prediction, name) for name in ("prompt", "digest", "repeat", "error", "text")}
+    if prediction.answer is None:
         return row
-    alternatives = one.answer.alternatives
+    alternatives = prediction.answer.alternatives
     return row | {
-        "tokens": one.answer.tokens,
+        "tokens": prediction.answer.tokens,
         "alternatives": [len(likely) for likely in alternatives],
         "alternative_ids": [token for likely in alternatives for token in likely],
         "log_probabilities": [nats for likely in alternatives for nats in likely.values()],
@@ -83,7 +83,9 @@ def _answer(row: dict[str, Any]) -> Answer:
     """The answer of a row. Raises ValueError if its lists do not belong together."""
     likely = zip(row["alternative_ids"], row["log_probabilities"], strict=True)
     alternatives = tuple(dict(islice(likely, count)) for count in row["alternatives"])
-    if [len(one) for one in alternatives] != row["alternatives"] or next(likely, None) is not None:
+    if [len(alternative) for alternative in alternatives] != row["alternatives"] or next(
+        likely, None
+    ) is not None:
         raise ValueError(f"the answer to prompt {row['prompt']} has other alternatives than it counts")
     return Answer(tuple(row["tokens"]), alternatives)
 

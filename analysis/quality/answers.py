@@ -153,13 +153,13 @@ class PromptEvidence:
 def compare(base: Answer, other: Answer) -> ComparedAnswers:
     """The positions of two answers up to and including the first that differs."""
     alike = 0
-    for one, two in zip(base.tokens, other.tokens, strict=False):
-        if one != two:
+    for ours, two in zip(base.tokens, other.tokens, strict=False):
+        if ours != two:
             break
         alike += 1
     end = min(alike + 1, len(base.tokens), len(other.tokens))
     pairs = zip(base.alternatives[:end], other.alternatives[:end], strict=True)
-    nats = tuple(jensen_shannon(one, two) for one, two in pairs)
+    nats = tuple(jensen_shannon(ours, two) for ours, two in pairs)
     return ComparedAnswers(base.tokens[:end], other.tokens[:end], nats)
 
 

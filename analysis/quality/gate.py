@@ -127,13 +127,16 @@ class GateVerdict:
         if self.verdict == "SAME":
             return tuple(line for _, line in lines[:2])
         if self.verdict == "DEGRADED":
-            return tuple(line for one, line in lines[:2] if one.is_above)
+            return tuple(line for side, line in lines[:2] if side.is_above)
         failed = self.failed
         counted = [
             f"unanswered of {self.prompts}: {failed.base} by the base, {failed.again} by its repeat, "
             f"{failed.candidate} by the candidate"
         ]
-        return (*(line for one, line in lines if not one.is_below), *(counted if any_failed(failed) else []))
+        return (
+            *(line for side, line in lines if not side.is_below),
+            *(counted if any_failed(failed) else []),
+        )
 
 
 def any_failed(failed: Unanswered) -> bool:
@@ -142,21 +145,28 @@ def any_failed(failed: Unanswered) -> bool:
 
 def _pair(compared: Sequence[ComparedAnswers], broken_divergence: float) -> PairFigures:
     return PairFigures(
-        mean_nats=float(np.mean([one.mean_nats for one in compared])) if compared else 0.0,
-        broken=sum(one.most_nats > broken_divergence for one in compared),
-        flips=sum(one.flipped for one in compared),
-        at_risk=sum(one.positions for one in compared),
+        mean_nats=float(np.mean([comparison.mean_nats for comparison in compared])) if compared else 0.0,
+        broken=sum(comparison.most_nats > broken_divergence for comparison in compared),
+        flips=sum(comparison.flipped for comparison in compared),
+        at_risk=sum(comparison.positions for comparison in compared),
     )
 
 
 def _by_position(
     again: Sequence[ComparedAnswers], candidate: Sequence[ComparedAnswers]
 ) -> tuple[PositionFigures, ...]:
-    longest = max((one.positions for one in (*again, *candidate)), default=0)
+    longest = max((comparison.positions for comparison in (*again, *candidate)), default=0)
     return tuple(
-        PositionFigures(at, *(len(one) for one in there), *(_mean(one) for one in there))
+        PositionFigures(
+            at, *(len(comparison) for comparison in there), *(_mean(comparison) for comparison in there)
+        )
         for at in range(longest)
-        for there in [[[one.nats[at] for one in side if one.positions > at] for side in (again, candidate)]]
+        for there in [
+            [
+                [comparison.nats[at] for comparison in side if comparison.positions > at]
+                for side in (again, candidate)
+            ]
+        ]
     )
 
 
@@ -166,11 +176,11 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _worst(both: Iterable[tuple[int, ComparedAnswers, ComparedAnswers]]) -> tuple[WorstPrompt, ...]:
     """The prompts with the most at one position, for that is what a reader sees; ties by number."""
-    found = [
+    changed = [
         WorstPrompt(prompt, candidate.mean_nats - again.mean_nats, candidate.most_nats)
         for prompt, again, candidate in both
     ]
-    return tuple(sorted(found, key=lambda one: (-one.most_nats, one.prompt))[:WORST])
+    return tuple(sorted(changed, key=lambda one: (-one.most_nats, one.prompt))[:WORST])
 
 
 def _ends(interval: MeanInterval) -> str:
@@ -268,11 +278,11 @@ class Gate:
         """True once no further prompt can count: decided, void, or at the end of the budget."""
         return self._called is not None
 
-    def add(self, found: PromptEvidence) -> None:
+    def add(self, evidence: PromptEvidence) -> None:
         """Take one prompt. Raises ValueError for a number that was there before, or is none."""
-        if found.prompt < len(self._counted) or found.prompt in self._waiting:
-            raise ValueError(f"prompt {found.prompt} is there twice, or has no number from 0")
-        self._waiting[found.prompt] = found
+        if evidence.prompt < len(self._counted) or evidence.prompt in self._waiting:
+            raise ValueError(f"prompt {evidence.prompt} is there twice, or has no number from 0")
+        self._waiting[evidence.prompt] = evidence
         while not self.ended and (following := self._waiting.pop(len(self._counted), None)):
             self._count(following)
 
@@ -284,8 +294,12 @@ class Gate:
     def verdict(self) -> GateVerdict:
         """The verdict of the prompts that count so far."""
         ends, counted, limit = self._ends, self._counted, self.rule.broken_divergence
-        both = [(one.prompt, one.again, one.candidate) for one in counted if one.again and one.candidate]
-        again, candidate = [one[1] for one in both], [one[2] for one in both]
+        both = [
+            (evidence.prompt, evidence.again, evidence.candidate)
+            for evidence in counted
+            if evidence.again and evidence.candidate
+        ]
+        again, candidate = [evidence[1] for evidence in both], [evidence[2] for evidence in both]
         return GateVerdict(
             verdict=self._called or "UNDECIDED",
             nats=ends.nats.interval,
@@ -294,22 +308,22 @@ class Gate:
             prompts=len(counted),
             compared=len(both),
             unused=len(self._waiting),
-            failed=Unanswered(*(sum(side in one.unanswered for one in counted) for side in SIDES)),
+            failed=Unanswered(*(sum(side in evidence.unanswered for evidence in counted) for side in SIDES)),
             again=_pair(again, limit),
             candidate=_pair(candidate, limit),
             by_position=_by_position(again, candidate),
             worst=_worst(both),
         )
 
-    def _count(self, found: PromptEvidence) -> None:
-        self._counted.append(found)
-        missing = ["candidate" in found.unanswered, "again" in found.unanswered]
+    def _count(self, evidence: PromptEvidence) -> None:
+        self._counted.append(evidence)
+        missing = ["candidate" in evidence.unanswered, "again" in evidence.unanswered]
         self._ends.unanswered.feed(float(missing[0]) - float(missing[1]))
-        if found.again and found.candidate:
+        if evidence.again and evidence.candidate:
             limit = self.rule.broken_divergence
             self._ends.feed(
-                found.candidate.mean_nats - found.again.mean_nats,
-                float(found.candidate.most_nats > limit) - float(found.again.most_nats > limit),
+                evidence.candidate.mean_nats - evidence.again.mean_nats,
+                float(evidence.candidate.most_nats > limit) - float(evidence.again.most_nats > limit),
             )
         if self._ends.degraded:
             self._called = "DEGRADED"
@@ -328,20 +342,20 @@ class GateMoment:
     broken: MeanInterval
 
 
-def moments(found: Iterable[PromptEvidence], rule: Quality) -> list[GateMoment]:
+def moments(evidences: Iterable[PromptEvidence], rule: Quality) -> list[GateMoment]:
     """The intervals after each prompt that counts."""
-    gate, seen = Gate(rule), []
-    for one in sorted(found, key=lambda one: one.prompt):
+    gate, moments_seen = Gate(rule), []
+    for evidence in sorted(evidences, key=lambda evidence: evidence.prompt):
         if gate.ended:
             break
-        gate.add(one)
-        seen.append(gate.moment)
-    return seen
+        gate.add(evidence)
+        moments_seen.append(gate.moment)
+    return moments_seen
 
 
-def judge(found: Iterable[PromptEvidence], rule: Quality) -> GateVerdict:
+def judge(evidences: Iterable[PromptEvidence], rule: Quality) -> GateVerdict:
     """The verdict of all evidence, in any order. Raises ValueError for a prompt that is there twice."""
     gate = Gate(rule)
-    for one in found:
-        gate.add(one)
+    for evidence in evidences:
+        gate.add(evidence)
     return gate.verdict()

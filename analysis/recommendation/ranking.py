@@ -243,7 +243,9 @@ def ranked(
     # Every shape was watched on as many nodes as the others, and E(n) = 1 for all.
     nodes = nodes_of(peak_qps, plans[0].service, care, np.exp(ln_qps))
     best = best_probability(nodes)
-    order = places([one.nodes for one in plans], [one.planned_on.qps_per_node.value for one in plans])
+    order = places(
+        [planned.nodes for planned in plans], [planned.planned_on.qps_per_node.value for planned in plans]
+    )
     first = order[0][0]
     shapes = (
         replace(
@@ -302,19 +304,19 @@ def read(path: Path) -> RecommendationVerdict:
     return measured(verdict, studies.load_verdict(path), str(path)) if path.is_dir() else verdict
 
 
-def measured(asked: RecommendationVerdict, study: StudyVerdict, folder: str) -> RecommendationVerdict:
+def measured(verdict: RecommendationVerdict, study: StudyVerdict, folder: str) -> RecommendationVerdict:
     """The recommendation with the ranking of the shapes that `study` has measured.
 
     Its exit code is that of the study. Raises RunError where no number of nodes serves the peak.
     """
     rankings = [
-        one
-        for of in asked.rankings
-        if (one := _of_cells(of, study.cells or (), asked.peak_qps, asked.care, study))
+        capacity
+        for of in verdict.rankings
+        if (capacity := _of_cells(of, study.cells or (), verdict.peak_qps, verdict.care, study))
     ]
     code = summary.EXIT_INTERRUPTED if study.exit_code is None else study.exit_code
     return replace(
-        asked,
+        verdict,
         clock="wall",
         measured=tuple(rankings),
         folder=folder,

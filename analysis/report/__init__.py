@@ -30,7 +30,7 @@ def build_report(runs: Sequence[Run | Study], out: Path | str) -> None:
         raise RunError("a report needs a run")
     first, out = runs[0], Path(out)
     if len(runs) > 1:
-        apart = [part for one in runs for part in (one.parts if isinstance(one, Study) else (one,))]
+        apart = [part for run in runs for part in (run.parts if isinstance(run, Study) else (run,))]
         page = pages.of_runs(apart)
     else:
         page = pages.of_study(first, out) if isinstance(first, Study) else pages.of_run(first)
@@ -47,10 +47,10 @@ def write(path: Path) -> Path:
 
     Parts of a study get theirs first, because its page links to them. Raises RunError and OSError.
     """
-    found, out = _opened(path), path / REPORT
-    for name in found.begun if isinstance(found, Study) else ():
+    opened, out = _opened(path), path / REPORT
+    for name in opened.begun if isinstance(opened, Study) else ():
         write(path / name)
-    build_report([found], out)
+    build_report([opened], out)
     return out
 
 

@@ -77,21 +77,21 @@ MOST_LETTERS = 400
 """Most letters of a text in a table (our choice); the file behind it has all of them."""
 
 
-def value(it: Any) -> str:
+def value(item: Any) -> str:
     """Any value of a table as text."""
-    if isinstance(it, bool):
-        return "yes" if it else "no"
-    if isinstance(it, datetime):
-        return moment(it.isoformat())
-    if it is None or isinstance(it, int | float) or it in ("inf", "-inf"):
-        return figure(it)
-    if isinstance(it, str):
-        return one_line(it, MOST_LETTERS)
-    if isinstance(it, Mapping):
-        return ", ".join(f"{key} {value(each)}" for key, each in it.items())
-    if isinstance(it, Sequence):
-        return "; ".join(map(value, it)) or "none"
-    return str(it)
+    if isinstance(item, bool):
+        return "yes" if item else "no"
+    if isinstance(item, datetime):
+        return moment(item.isoformat())
+    if item is None or isinstance(item, int | float) or item in ("inf", "-inf"):
+        return figure(item)
+    if isinstance(item, str):
+        return one_line(item, MOST_LETTERS)
+    if isinstance(item, Mapping):
+        return ", ".join(f"{key} {value(each)}" for key, each in item.items())
+    if isinstance(item, Sequence):
+        return "; ".join(map(value, item)) or "none"
+    return str(item)
 
 
 def figure(it: float | str | None) -> str:
@@ -117,21 +117,21 @@ def moment(stamp: str | None) -> str:
         return one_line(stamp, MOST_LETTERS)
 
 
-def across(found: Table) -> Table:
+def across(table: Table) -> Table:
     """The table turned: a column for each row, so that few rows with many columns fit a page."""
-    if len(found.rows) > MOST_ACROSS:
-        return found
-    heads, *rows = zip(found.heads, *found.rows, strict=True)
-    return Table(found.title, tuple(map(str, heads)), tuple(rows))
+    if len(table.rows) > MOST_ACROSS:
+        return table
+    heads, *rows = zip(table.heads, *table.rows, strict=True)
+    return Table(table.title, tuple(map(str, heads)), tuple(rows))
 
 
-def arrow_table(caption: str, found: pa.Table, null: str = UNKNOWN) -> Table:
+def arrow_table(caption: str, table: pa.Table, null: str = UNKNOWN) -> Table:
     """An Arrow table as cells, under the names of its columns, which carry their units."""
     columns = [
-        [null if each is None else value(each) for each in column.to_pylist()] for column in found.columns
+        [null if each is None else value(each) for each in column.to_pylist()] for column in table.columns
     ]
     rows: tuple[tuple[Cell, ...], ...] = tuple(zip(*columns, strict=True)) if columns else ()
-    return Table(caption, tuple(found.column_names), rows)
+    return Table(caption, tuple(table.column_names), rows)
 
 
 FIGURES_BYTES = 700_000
@@ -172,11 +172,15 @@ def figure_sections(data: RunData, room: Room) -> list[Section]:
     ]
 
 
-def without_empty(found: Sequence[Section]) -> list[Section]:
+def without_empty(sections: Sequence[Section]) -> list[Section]:
     """The sections that show something, and one at the end for what the others could not show, and why."""
-    empty = [one for one in found if one.blocks and all(isinstance(block, Missing) for block in one.blocks)]
-    reasons = tuple(block for one in empty for block in one.blocks)
-    kept = [one for one in found if one not in empty]
+    empty = [
+        section
+        for section in sections
+        if section.blocks and all(isinstance(block, Missing) for block in section.blocks)
+    ]
+    reasons = tuple(block for section in empty for block in section.blocks)
+    kept = [section for section in sections if section not in empty]
     return [*kept, Section("absent", "Not shown", ABSENT, reasons)] if reasons else kept
 
 

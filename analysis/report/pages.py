@@ -56,23 +56,23 @@ PURPOSE = "How much was seen, and every check with its worst figure."
 
 def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
-    verdict, claim, asked, data = run.verdict, _answer(run), _asked(run), RunData.whole(run)
+    verdict, claim, experiment, data = run.verdict, _answer(run), _asked(run), RunData.whole(run)
     shown = [*blocks.figure_sections(data, Room()), sections.errors(data)]
     every_rate = [rates.table(verdict.windows, verdict.asked.slo)] if verdict and verdict.windows else []
     tables = *(replace(table, title=RATES) for table in every_rate), *sections.percentiles(data)
-    main = [replace(one, blocks=(*one.blocks, *tables)) for one in shown[:1]]
+    main = [replace(section, blocks=(*section.blocks, *tables)) for section in shown[:1]]
     shown += sections.power_sections(verdict.power if verdict else None)
     trust = Section("trust", TRUST, PURPOSE, _checks(verdict))
     body = [*main, trust, *blocks.without_empty(shown[1:]), provenance.of_run(run)]
-    body.append(sections.definitions(asked, verdict.capacity if verdict else None))
-    heading = _heading(asked, str(run.manifest.get("verb", "run")))
-    return Page(f"{claim.word}: {run.name}", heading, _subtitle(run, asked), claim, body)
+    body.append(sections.definitions(experiment, verdict.capacity if verdict else None))
+    heading = _heading(experiment, str(run.manifest.get("verb", "run")))
+    return Page(f"{claim.word}: {run.name}", heading, _subtitle(run, experiment), claim, body)
 
 
-def of_study(found: Study, out: Path) -> Page:
+def of_study(study: Study, out: Path) -> Page:
     """The page of a study for the file `out`: its answer, its parts, and the main figures of each."""
-    verdict, claim, room = found.verdict, _answer(found), Room()
-    links = {name: _link(name, found.path / name / REPORT, out) for name in verdict.names}
+    verdict, claim, room = study.verdict, _answer(study), Room()
+    links = {name: _link(name, study.path / name / REPORT, out) for name in verdict.names}
     parts: list[Block] = [replace(view.table(verdict, links), title="Parts of the study (study.json)")]
     if verdict.differs:
         rows = tuple((key, value(ours), value(theirs)) for key, (ours, theirs) in verdict.differs.items())
@@ -81,23 +81,25 @@ def of_study(found: Study, out: Path) -> Page:
         parts.append(figure_block(Comparison, verdict, room))
     body = [
         Section("parts", "The parts", "What each run found; each has a report of its own.", tuple(parts)),
-        *sections.quality_sections(found, room),
+        *sections.quality_sections(study, room),
         Section("trust", TRUST, PURPOSE, ("The checks of each part are in its own report.",)),
-        *_beside(found.parts, room),
-        *provenance.of_study(verdict, found.parts),
+        *_beside(study.parts, room),
+        *provenance.of_study(verdict, study.parts),
         sections.definitions(verdict.asked, verdict.capacity),
     ]
     heading = _heading(verdict.asked, verdict.study)
-    subtitle = f"Study {found.name}: {len(verdict.names)} runs, kind {verdict.study}"
-    return Page(f"{claim.word}: {found.name}", heading, subtitle, claim, body)
+    subtitle = f"Study {study.name}: {len(verdict.names)} runs, kind {verdict.study}"
+    return Page(f"{claim.word}: {study.name}", heading, subtitle, claim, body)
 
 
 def of_runs(runs: Sequence[Run]) -> Page:
     """The page of several runs: capacities in one table, then the main figures of each."""
     room = Room()
-    found = tables.capacity_table(runs).select(list(CAPACITIES)).rename_columns(list(CAPACITIES.values()))
+    capacities = (
+        tables.capacity_table(runs).select(list(CAPACITIES)).rename_columns(list(CAPACITIES.values()))
+    )
     known = blocks.across(
-        blocks.arrow_table("Capacity of each run, as far as one is claimed", found, "not claimed")
+        blocks.arrow_table("Capacity of each run, as far as one is claimed", capacities, "not claimed")
     )
     shown = known, *(figure_block(exhibit, runs, room) for exhibit in (Comparison, Scaling))
     claims = "What each run claims; a run that is void or did not end claims nothing."
@@ -140,9 +142,9 @@ def _answer(opened: Run | Study) -> Answer:
     return _altered(changed) if changed else opened.answer()
 
 
-def _altered(found: Sequence[str]) -> Answer:
+def _altered(differences: Sequence[str]) -> Answer:
     headline = "No capacity is claimed: its files are not as they were written"
-    return Answer("ALTERED", "bad", headline, notes=tuple(found[: locations.MOST_NAMED]))
+    return Answer("ALTERED", "bad", headline, notes=tuple(differences[: locations.MOST_NAMED]))
 
 
 def _asked(run: Run) -> AskedExperiment:
@@ -151,7 +153,7 @@ def _asked(run: Run) -> AskedExperiment:
     return describe(run.config)
 
 
-def _heading(asked: AskedExperiment, verb: str) -> str:
+def _heading(experiment: AskedExperiment, verb: str) -> str:
     what = {
         "probe": "Probe",
         "compare": "Comparison",
@@ -159,16 +161,16 @@ def _heading(asked: AskedExperiment, verb: str) -> str:
         "matrix": "Capacity matrix",
         "recipe": "Calibration probes",
     }
-    is_unknown = asked.engine == "external" and asked.model == UNKNOWN
-    service = "an external service" if is_unknown else asked.model
+    is_unknown = experiment.engine == "external" and experiment.model == UNKNOWN
+    service = "an external service" if is_unknown else experiment.model
     return f"{what.get(verb, 'Capacity')} of {service}"
 
 
-def _subtitle(run: Run, asked: AskedExperiment) -> str:
-    nodes = f"{asked.nodes} x {asked.hardware}, {asked.layout}"
-    if asked.engine == "external":
+def _subtitle(run: Run, experiment: AskedExperiment) -> str:
+    nodes = f"{experiment.nodes} x {experiment.hardware}, {experiment.layout}"
+    if experiment.engine == "external":
         nodes = f"served at {', '.join(run.config.target.urls)}"
-    parts = nodes, f"{asked.engine} engine", f"workload {asked.load}", f"run {run.name}"
+    parts = nodes, f"{experiment.engine} engine", f"workload {experiment.load}", f"run {run.name}"
     return ", ".join(part for part in (*parts, moment(run.manifest.get("started_at"))) if part)
 
 
@@ -209,6 +211,6 @@ def _serve_settings(plan: Plan) -> tuple[Block, ...]:
     if written is None:
         why = PREDICTED if plan.planned_on.found_by == "predicted" else UNWRITTEN
         return (Missing("Ray Serve's settings", why),)
-    settings = tuple((name, value(it)) for name, it in written.autoscaling_config.items())
+    settings = tuple((name, value(setting)) for name, setting in written.autoscaling_config.items())
     where = f"Ray Serve's autoscaling in {written.file}; its comments give each number's reason:"
     return where, settings

@@ -131,7 +131,7 @@ def hosts_table(hosts: Sequence[Mapping[str, Any]]) -> Table:
 def _engine(manifest: Mapping[str, Any]) -> str:
     """Arguments and models as the servers report them; empty if none does."""
     server = manifest.get("server") or {}
-    replicas = {name: one.get("told") for name, one in (server.get("replicas") or {}).items()}
+    replicas = {name: replica.get("told") for name, replica in (server.get("replicas") or {}).items()}
     tree = {"models": server.get("models"), "engine": server.get("engine"), "replicas": replicas}
     known = {key: value for key, value in tree.items() if value}
     return CREDENTIALS.sub("", json.dumps(known, indent=2, sort_keys=True)) if known else ""

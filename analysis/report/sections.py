@@ -55,7 +55,7 @@ KINDS = ("status", "error_kind", "http_status")
 SHOWN_METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL, gaps pooled", "e2e": "E2E"}
 SHARES = (0.5, 0.9, 0.95, 0.99)
 PERCENTILE_HEADS = ("window", "nominal rate", "latency", *(f"p{100 * share:g}" for share in SHARES))
-_METRICS = tuple(one for one in METRICS if one.name in SHOWN_METRICS)
+_METRICS = tuple(metric for metric in METRICS if metric.name in SHOWN_METRICS)
 
 
 def percentiles(data: RunData) -> list[Table]:
@@ -75,11 +75,11 @@ def _percentile_lines(window: WindowRows) -> Iterator[tuple[str, ...]]:
     name = f"{window.line['kind']} {window.line['index']}"
     rate = f"{number(window.rate)} QPS per node"
     tokens = metrics.numbers(window.rows, "output_tokens")
-    for one in _METRICS:
-        values = one.of(window.rows)
+    for metric in _METRICS:
+        values = metric.of(window.rows)
         values = values[~np.isnan(values)]
         ends = (figure(quantile(values, share)) if len(values) else UNKNOWN for share in SHARES)
-        yield name, rate, SHOWN_METRICS[one.name], *ends
+        yield name, rate, SHOWN_METRICS[metric.name], *ends
     per_s = float(np.nansum(tokens)) / window.window.seconds
     yield name, rate, f"throughput {figure(per_s)} output tokens/s", "", "", "", ""
 
@@ -89,10 +89,10 @@ def errors(data: RunData) -> Section:
     title = "Failed requests by kind (requests/*.parquet)"
     block: Table | Missing
     try:
-        found = errors_table(data)
-        note = f"The {MOST_ROWS} most frequent kinds at most." if found.num_rows == MOST_ROWS else ""
-        words = frozenset({found.column_names.index("first_message")})
-        block = replace(arrow_table(title, found, "none"), words=words, note=note)
+        table = errors_table(data)
+        note = f"The {MOST_ROWS} most frequent kinds at most." if table.num_rows == MOST_ROWS else ""
+        words = frozenset({table.column_names.index("first_message")})
+        block = replace(arrow_table(title, table, "none"), words=words, note=note)
     except NoData as why:
         block = Missing(title, str(why))
     purpose = "What failed, and in whose words. A failed request counts as infinitely late."
@@ -111,11 +111,11 @@ def errors_table(data: RunData) -> pa.Table:
         raise NoData(f"no failures among {rows.num_rows:,} requests")
     plain = pa.table({name: failed[name].cast(pa.string()) for name in ("status", "error_kind", "error")})
     plain = plain.append_column("http_status", failed["http_status"])
-    found = plain.group_by(KINDS, use_threads=False).aggregate([("status", "count"), ("error", "first")])
-    shares = pc.multiply(100.0 / rows.num_rows, found["status_count"])
-    words = pc.utf8_slice_codeunits(found["error_first"], 0, MESSAGE_CHARACTERS)
-    columns = {"requests": found["status_count"], "share_pct": shares, "first_message": words}
-    counted = pa.table({**{name: found[name] for name in KINDS}, **columns})
+    counts = plain.group_by(KINDS, use_threads=False).aggregate([("status", "count"), ("error", "first")])
+    shares = pc.multiply(100.0 / rows.num_rows, counts["status_count"])
+    words = pc.utf8_slice_codeunits(counts["error_first"], 0, MESSAGE_CHARACTERS)
+    columns = {"requests": counts["status_count"], "share_pct": shares, "first_message": words}
+    counted = pa.table({**{name: counts[name] for name in KINDS}, **columns})
     order = [("requests", "descending"), *((name, "ascending") for name in KINDS)]
     return counted.sort_by(order).slice(0, MOST_ROWS)
 
@@ -163,9 +163,14 @@ def _window_row(one: WindowEnergy) -> tuple[str, ...]:
     return str(one.index), *rates, *map(figure, energy), _percent(one.coverage)
 
 
-def _node_row(one: NodeFigures) -> tuple[str, ...]:
-    watts = one.idle_gpu_watts, one.gpu_watts, one.idle_meter_watts, one.meter_watts
-    return one.name, f"{one.gpus_told} of {one.gpus}", one.source or "none", *map(figure, watts)
+def _node_row(figures: NodeFigures) -> tuple[str, ...]:
+    watts = figures.idle_gpu_watts, figures.gpu_watts, figures.idle_meter_watts, figures.meter_watts
+    return (
+        figures.name,
+        f"{figures.gpus_told} of {figures.gpus}",
+        figures.source or "none",
+        *map(figure, watts),
+    )
 
 
 def _percent(share: float | None) -> str:
@@ -175,13 +180,13 @@ def _percent(share: float | None) -> str:
 GATE_PURPOSE = "Whether the answers are still those of the first part (A)."
 
 
-def quality_sections(found: Study, room: Room) -> list[Section]:
+def quality_sections(study: Study, room: Room) -> list[Section]:
     """The section of a gate; none of another study."""
-    verdict = found.verdict.quality
-    if not verdict or len(found.verdict.names) < 2:
+    verdict = study.verdict.quality
+    if not verdict or len(study.verdict.names) < 2:
         return []
-    base, name = found.verdict.names[:2]
-    blocks = tuple(_gate_blocks(found.path, base, name, verdict, room))
+    base, name = study.verdict.names[:2]
+    blocks = tuple(_gate_blocks(study.path, base, name, verdict, room))
     return [Section(f"quality-{name}", f"Answers of {name} beside {base}", GATE_PURPOSE, blocks)]
 
 
@@ -199,15 +204,15 @@ def _gate_blocks(path: Path, base: str, name: str, verdict: GateVerdict, room: R
 
 
 def _worst_prompts(verdict: GateVerdict, a: list[AnswerRecord], b: list[AnswerRecord]) -> Table:
-    ours, theirs = ({one.prompt: one for one in side if one.repeat == 0} for side in (a, b))
+    ours, theirs = ({record.prompt: record for record in side if record.repeat == 0} for side in (a, b))
     rows = tuple(
         (
-            str(one.prompt),
-            figure(one.most_nats),
-            figure(one.excess_nats),
-            *_texts(ours.get(one.prompt), theirs.get(one.prompt)),
+            str(record.prompt),
+            figure(record.most_nats),
+            figure(record.excess_nats),
+            *_texts(ours.get(record.prompt), theirs.get(record.prompt)),
         )
-        for one in verdict.worst
+        for record in verdict.worst
     )
     heads = "prompt", "most at one position, nats", "mean excess, nats", "A", "B"
     return Table("The worst prompts side by side", heads, rows, words=frozenset({3, 4}), stacks=True)
@@ -215,10 +220,12 @@ def _worst_prompts(verdict: GateVerdict, a: list[AnswerRecord], b: list[AnswerRe
 
 def _texts(*both: AnswerRecord | None) -> list[str]:
     """Both answers as text, or as token ids where their texts do not tell them apart."""
-    texts = [(one.text or "").strip() if one else "" for one in both]
+    texts = [(record.text or "").strip() if record else "" for record in both]
     if all(texts) and len(set(texts)) > 1:
         return texts
-    return [" ".join(map(str, one.answer.tokens)) if one and one.answer else UNKNOWN for one in both]
+    return [
+        " ".join(map(str, record.answer.tokens)) if record and record.answer else UNKNOWN for record in both
+    ]
 
 
 METHOD = (
@@ -238,9 +245,9 @@ MEASURED = (
 )
 
 
-def definitions(asked: AskedExperiment, capacity: CapacityFigures | None) -> Section:
+def definitions(experiment: AskedExperiment, capacity: CapacityFigures | None) -> Section:
     """Definitions of everything that is claimed."""
-    bounds = " and ".join(bound(asked.slo, limit) for limit in asked.slo.limits)
+    bounds = " and ".join(bound(experiment.slo, limit) for limit in experiment.slo.limits)
     words = (
         f"The capacity is the highest open-loop rate per node that keeps {bounds}, quantiles over all "
         "requests. A failed request counts as infinitely late."
@@ -249,7 +256,7 @@ def definitions(asked: AskedExperiment, capacity: CapacityFigures | None) -> Sec
     origin = capacity.interval if capacity else ""
     several = f"Here several runs stand together: {origin}." if origin and "posterior" not in origin else ""
     interval = " ".join(filter(None, (METHOD, joined, several)))
-    rows = tuple((one.name, "ms", one.meaning, one.formula) for one in METRICS)
+    rows = tuple((metric.name, "ms", metric.meaning, metric.formula) for metric in METRICS)
     heads = "metric", "unit", "in words", "formula (columns of requests/*.parquet)"
     metrics = Table("Metrics: one value per request", heads, rows, words=frozenset({2, 3}), stacks=True)
     blocks: tuple[Block, ...] = (words, interval, MEASURED, metrics)

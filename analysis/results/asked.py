@@ -94,7 +94,7 @@ def describe(experiment: Experiment) -> AskedExperiment:
 
 def _outside(experiment: Experiment) -> tuple[str, ...]:
     """What the fit behind the engine model's constants did not have."""
-    return tuple(one.text for one in transfers(experiment))
+    return tuple(transfer.text for transfer in transfers(experiment))
 
 
 def _arrivals(experiment: Experiment) -> str:
@@ -134,15 +134,17 @@ def constants_basis(experiment: Experiment) -> ConstantsBasis:
     """The uncertain constants by what they rest on: `fitted` are those of the model's joint fit, `sourced`
     those with a source of their own each.
     """
-    known = {path: it for path, it in constants(experiment).items() if any(it.ln_sd)}
+    known = {path: constant for path, constant in constants(experiment).items() if any(constant.ln_sd)}
     fit, engine = experiment.model.posterior, experiment.engine
     calibrated = engine.constants_covariance if isinstance(engine, SimulatedEngine) else {}
     here = experiment.hardware.name in fit.hardware
     kinds: dict[str, list[str]] = {kind: [] for kind in ("measured", "fitted", "sourced", "assumed")}
-    for path, it in known.items():
+    for path, constant in known.items():
         of_model = path.startswith("model.")
-        joint = path in fit.correlations and (here or of_model) or of_model and it.source.startswith(FITTED)
-        assumed = it.source.startswith(ASSUMED)
+        joint = (
+            path in fit.correlations and (here or of_model) or of_model and constant.source.startswith(FITTED)
+        )
+        assumed = constant.source.startswith(ASSUMED)
         kind = "measured" if path in calibrated else ASSUMED if assumed else "fitted" if joint else "sourced"
         kinds[kind].append(path)
     groups = {kind: tuple(paths) for kind, paths in kinds.items()}

@@ -166,11 +166,11 @@ def _quoted(
     windows: Sequence[WindowEnergy], valid: Sequence[int], capacity: CapacityFigures | None
 ) -> int | None:
     """The valid window nearest to the capacity, of several the last; without a capacity the last one."""
-    covered = [one for one in windows if one.index in valid and one.watts_per_node is not None]
+    covered = [window for window in windows if window.index in valid and window.watts_per_node is not None]
     if not covered:
         return None
     q = capacity.qps_per_node if capacity else None
     at_qps = next((qps for qps in (q.certified, q.value, q.low) if qps), None) if q else None
     if at_qps is None:
         return covered[-1].index
-    return min(reversed(covered), key=lambda one: abs(one.rate_qps_per_node - at_qps)).index
+    return min(reversed(covered), key=lambda window: abs(window.rate_qps_per_node - at_qps)).index

@@ -133,9 +133,9 @@ class CapacityFigures:
         constants = other.constants or other.constants_unknown
         return self.joined(constants) if constants else self
 
-    def kind(self, asked: AskedExperiment) -> str:
+    def kind(self, experiment: AskedExperiment) -> str:
         """`JOINT` or `ALONE` for the interval of a simulated capacity, empty for a measured one."""
-        if not asked.is_modelled:
+        if not experiment.is_modelled:
             return ""
         return JOINT if self.constants else ALONE
 

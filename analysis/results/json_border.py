@@ -67,9 +67,9 @@ def from_tree(kind: type[Kind], tree: object, source: object) -> Kind:
         return verdict
     except ValidationError as error:
         details = error.errors(include_url=False)
-    said = list(dict.fromkeys(map(_wrong, details)))
-    more = [f"and {len(said) - MOST_ERRORS} more"] if len(said) > MOST_ERRORS else []
-    raise RunError(f"{source} is broken: {'; '.join([*said[:MOST_ERRORS], *more])}")
+    errors = list(dict.fromkeys(map(_wrong, details)))
+    more = [f"and {len(errors) - MOST_ERRORS} more"] if len(errors) > MOST_ERRORS else []
+    raise RunError(f"{source} is broken: {'; '.join([*errors[:MOST_ERRORS], *more])}")
 
 
 @cache

@@ -228,11 +228,11 @@ def grid_rows(cells: Sequence[GridCell], are_replays: bool) -> pa.Table:
 
 
 def _row(cell: GridCell, figures: Callable[[PredictionVerdict], Mapping[str, object]]) -> dict[str, object]:
-    one = cell.prediction
+    prediction = cell.prediction
     row: dict[str, object] = {f"asked.{key}": str(value) for key, value in cell.at.items()}
     row |= {"exit_code": cell.answer.exit_code, "reason": cell.answer.reason}
-    if one is not None:
-        row |= {name: getattr(one.asked, name) for name in ASKED} | dict(figures(one))
+    if prediction is not None:
+        row |= {name: getattr(prediction.asked, name) for name in ASKED} | dict(figures(prediction))
     return row | _with_ends("ratio_to_first", cell.ratio) if cell.ratio else row
 
 
@@ -241,31 +241,31 @@ def _with_ends(name: str, figure: Estimate) -> dict[str, object]:
     return {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
 
 
-def _forecast_columns(one: PredictionVerdict) -> dict[str, object]:
+def _forecast_columns(verdict: PredictionVerdict) -> dict[str, object]:
     row: dict[str, object] = {
-        f"{limit}_p90_bound_ms": getattr(one.asked.slo, column(limit)) for limit in LIMITS
+        f"{limit}_p90_bound_ms": getattr(verdict.asked.slo, column(limit)) for limit in LIMITS
     }
-    forecast = one.forecast
+    forecast = verdict.forecast
     if forecast:
         parts = forecast, forecast.sessions, forecast.noise, forecast.of_capacity, forecast.of_rate
         row |= {column(limit): ms for limit, ms in forecast.limits_ms.items()}
         row |= {
             name: getattr(part, name) for part in parts for name in FORECASTS.names if hasattr(part, name)
         }
-    if one.capacity is None:
+    if verdict.capacity is None:
         return row
-    q = one.capacity.qps_per_node
+    q = verdict.capacity.qps_per_node
     ends = {f"qps_per_node_{end}": getattr(q, end) for end in ("low", "high", "certified")}
     named = ("binding", "binding_probability", "open_above", "open_below")
-    return row | {name: getattr(one.capacity, name) for name in named} | {"qps_per_node": q.value, **ends}
+    return row | {name: getattr(verdict.capacity, name) for name in named} | {"qps_per_node": q.value, **ends}
 
 
-def _replay_columns(one: PredictionVerdict) -> dict[str, object]:
-    if one.replay is None:
+def _replay_columns(verdict: PredictionVerdict) -> dict[str, object]:
+    if verdict.replay is None:
         return {}
     row: dict[str, object] = {
-        name: getattr(one.replay, name) for name in REPLAYS.names if hasattr(one.replay, name)
+        name: getattr(verdict.replay, name) for name in REPLAYS.names if hasattr(verdict.replay, name)
     }
-    for name, figure in one.replay.figures.items():
+    for name, figure in verdict.replay.figures.items():
         row |= _with_ends(name.replace(".", "_"), figure) if figure else {}
     return row

@@ -229,7 +229,7 @@ def rms(lines: Sequence[LadderLevel]) -> float | None:
     used = [(line, line.beside) for line in lines if line.beside and not line.beside.published.left_out]
     if any(line.total_tok_s <= 0 or not math.isfinite(line.p99_s) for line, _ in used):
         return None
-    errors = [math.log1p(error) for _, it in used for error in (it.error_total, it.error_p99)]
+    errors = [math.log1p(error) for _, level in used for error in (level.error_total, level.error_p99)]
     return math.sqrt(float(np.mean(np.square(errors)))) if errors else None
 
 

@@ -141,8 +141,11 @@ def _other_counts(run: Run, again: Recount) -> Iterator[str]:
     for line, counts in zip(run.windows().to_pylist(), again.windows, strict=True):
         fresh = {name: getattr(counts, name) for name in COUNTS}
         old = {name: line[name] for name in COUNTS}
-        for one in line["bounds"] or ():
-            old |= {f"{one['bound']}_over": one["over"], f"{one['bound']}_determined": one["determined"]}
+        for bound in line["bounds"] or ():
+            old |= {
+                f"{bound['bound']}_over": bound["over"],
+                f"{bound['bound']}_determined": bound["determined"],
+            }
         for limit, counted in counts.limits.items():
             fresh |= {f"{limit}_over": counted.over, f"{limit}_determined": counted.determined}
             old |= {name: line[name] for name in fresh if name in line}

@@ -121,9 +121,9 @@ class Run:
         with _readable(self.path):
             if self.is_collected:
                 return records.read(self.path / "requests", columns, where)
-            asked = list(records.REQUESTS.names if columns is None else columns)
-            rows = shards.requests(self.path, list(dict.fromkeys([*asked, "window_index", "phase"])))
-        return (rows if where is None else rows.filter(where)).select(asked)
+            names = list(records.REQUESTS.names if columns is None else columns)
+            rows = shards.requests(self.path, list(dict.fromkeys([*names, "window_index", "phase"])))
+        return (rows if where is None else rows.filter(where)).select(names)
 
     @property
     def is_collected(self) -> bool:

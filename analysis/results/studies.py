@@ -78,10 +78,10 @@ def part_row(name: str, verdict: PartVerdict) -> PartRow:
 
 def requests(verdicts: Iterable[PartVerdict]) -> RequestCounts:
     """Planned requests, rows, rows by status and failures by kind, summed over runs."""
-    counted = [one.requests for one in verdicts if one.requests]
-    states = sum((Counter(one.by_status) for one in counted), Counter[str]())
-    failed = sum((Counter(one.by_failure) for one in counted), Counter[str]())
-    planned, rows = sum(one.planned for one in counted), sum(one.rows for one in counted)
+    counted = [counts.requests for counts in verdicts if counts.requests]
+    states = sum((Counter(counts.by_status) for counts in counted), Counter[str]())
+    failed = sum((Counter(counts.by_failure) for counts in counted), Counter[str]())
+    planned, rows = sum(counts.planned for counts in counted), sum(counts.rows for counts in counted)
     return RequestCounts(planned, rows, dict(sorted(states.items())), dict(failed.most_common()))
 
 
@@ -146,18 +146,20 @@ def _capacity(parts: Parts, qps: Estimate, interval: str, replicas_per_node: flo
         binding_probability=probability,
     )
     capacities = _capacities(parts)
-    return together.joined_like(next((one for one in capacities if one.constants), capacities[0]))
+    return together.joined_like(
+        next((capacity for capacity in capacities if capacity.constants), capacities[0])
+    )
 
 
 def _likeliest(capacities: Sequence[CapacityFigures]) -> tuple[Limit, float]:
     """The limit that binds with the highest mean probability; a part's other limits share what is left."""
     limits = list(capacities[0].limits or LIMITS)
     totals = dict.fromkeys(limits, 0.0)
-    for one in capacities:
-        likely = one.binding_probability or 0.0
+    for capacity in capacities:
+        likely = capacity.binding_probability or 0.0
         rest = (1 - likely) / max(1, len(limits) - 1)
         for limit in limits:
-            totals[limit] += (likely if limit == one.binding else rest) / len(capacities)
+            totals[limit] += (likely if limit == capacity.binding else rest) / len(capacities)
     binding = max(totals, key=totals.__getitem__)
     return binding, totals[binding]
 

@@ -61,13 +61,13 @@ def word(verdict: Verdict | None) -> str:
 
 def engine_label(verdict: Verdict) -> str:
     """The meaning of an engine's figures, where it is not the real one on real hardware."""
-    asked = verdict.asked
-    if asked.engine == "vllm_emulated":
-        return EMULATED.format(asked.vllm_version or "of unknown version", asked.constants)
-    if asked.engine == "vllm_cpu":
+    experiment = verdict.asked
+    if experiment.engine == "vllm_emulated":
+        return EMULATED.format(experiment.vllm_version or "of unknown version", experiment.constants)
+    if experiment.engine == "vllm_cpu":
         return ON_CPU
     predicted = isinstance(verdict, PredictionVerdict) and (verdict.forecast or verdict.replay)
-    if asked.engine != "simulated" or predicted:
+    if experiment.engine != "simulated" or predicted:
         return ""
     if isinstance(verdict, StudyVerdict):
         return SIMULATED + ("; the interval of the ratio is sampling noise alone" if verdict.ratio else "")

@@ -120,12 +120,12 @@ def capacity_table(runs: Sequence[Run]) -> pa.Table:
 
 def _capacity_line(run: Run) -> Mapping[str, object]:
     verdict, capacity = run.verdict, run.capacity
-    asked = verdict.asked if verdict else describe(run.config)
+    experiment = verdict.asked if verdict else describe(run.config)
     counted = verdict.requests if verdict else None
     line = {
         "run": run.name,
-        **{name: getattr(asked, name) for name in (*_WORDS[1:], "nodes")},
-        **{f"bound_{column(limit)}": getattr(asked.slo, column(limit)) for limit in LIMITS},
+        **{name: getattr(experiment, name) for name in (*_WORDS[1:], "nodes")},
+        **{f"bound_{column(limit)}": getattr(experiment.slo, column(limit)) for limit in LIMITS},
         "verdict": summary.word(verdict),
         "requests": counted.rows if counted else run.requests(columns=["seq"]).num_rows,
     }
@@ -135,7 +135,7 @@ def _capacity_line(run: Run) -> Mapping[str, object]:
     return line | {
         **{f"{name}_qps_per_node": getattr(claimed, name) for name in ("low", "high", "certified")},
         "estimate_qps_per_node": None if claimed.is_bound else claimed.value,
-        "interval_of": capacity.kind(asked) or "sampling noise",
+        "interval_of": capacity.kind(experiment) or "sampling noise",
         "binding": capacity.binding,
         "windows_used": len(capacity.windows_used or ()),
     }

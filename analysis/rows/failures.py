@@ -53,7 +53,7 @@ def kinds(rows: pa.Table) -> dict[str, int]:
     rows = metrics.chosen(rows, metrics.status_in(rows, *records.FAILURES))
     words = pa.table({name: rows[name].cast(pa.string()) for name in ("status", "error_kind")})
     counts = words.group_by(words.column_names, use_threads=False).aggregate([([], "count_all")]).to_pylist()
-    named = {kind_of(one["status"], one["error_kind"]): one["count_all"] for one in counts}
+    named = {kind_of(count["status"], count["error_kind"]): count["count_all"] for count in counts}
     return dict(sorted(named.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
@@ -136,8 +136,8 @@ def account(rows: pa.Table) -> str:
     status, _, detail = most.partition(" ")
     alike = metrics.status_in(rows, status) & (metrics.word_in(rows, "error_kind", detail) | (not detail))
     messages = rows["error"].filter(pa.array(alike)).drop_null()
-    said = f'; the first says "{one_line(messages[0].as_py())}"' if len(messages) else ""
-    return f"{line(counts, answered(rows))}{said}. {remedy(most)}"
+    text = f'; the first says "{one_line(messages[0].as_py())}"' if len(messages) else ""
+    return f"{line(counts, answered(rows))}{text}. {remedy(most)}"
 
 
 def answered(rows: pa.Table) -> int:

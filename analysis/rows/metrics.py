@@ -67,8 +67,8 @@ def _texts(words: tuple[str, ...]) -> pa.Array:
 
 def _word_in(values: pa.Array, words: pa.Array) -> Bools:
     if not pa.types.is_dictionary(values.type):
-        found: Bools = pc.is_in(values, value_set=words).to_numpy(zero_copy_only=False)
-        return found
+        matches: Bools = pc.is_in(values, value_set=words).to_numpy(zero_copy_only=False)
+        return matches
     # A few words are looked up instead of one per row; the last place is that of a null.
     known = pc.is_in(values.dictionary, value_set=words).to_numpy(zero_copy_only=False)
     places = values.indices.fill_null(len(known)) if values.null_count else values.indices

@@ -81,7 +81,11 @@ def write(table: pa.Table, path: Path) -> None:
 def write_pieces(pieces: Iterable[pa.Table], schema: pa.Schema, path: Path) -> None:
     """Write tables of `schema` as one file, likewise, with no more of them in memory than one."""
     durable.folder(path.parent)
-    words = [one.name for one in schema if pa.types.is_dictionary(one.type) or pa.types.is_string(one.type)]
+    words = [
+        column.name
+        for column in schema
+        if pa.types.is_dictionary(column.type) or pa.types.is_string(column.type)
+    ]
     with (
         durable.replacing(path) as file,
         pq.ParquetWriter(
@@ -135,11 +139,11 @@ def column(tables: Sequence[pa.Table], name: str) -> Ints:
 
 
 def _elements(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Ints:
-    found = np.zeros(sum(len(batch) for batch in batches), np.int64)
+    counts = np.zeros(sum(len(batch) for batch in batches), np.int64)
     for name in [field.name for field in schema if pa.types.is_list(field.type)]:
         lengths = [pc.fill_null(pc.list_value_length(batch[name]), 0) for batch in batches]
-        found += np.concatenate([np.zeros(0, np.int64), *lengths])
-    return found
+        counts += np.concatenate([np.zeros(0, np.int64), *lengths])
+    return counts
 
 
 def _piece(batches: Sequence[pa.RecordBatch], starts: Ints, index: Ints, schema: pa.Schema) -> pa.Table:

@@ -138,15 +138,15 @@ def read(
     `skip_torn` leaves out files that a power cut tore, if shards still have their rows. Raises OSError or an
     ArrowException for a file that is broken, or not of requests.
     """
-    asked = list(REQUESTS.names if columns is None else columns)
-    read_too = [*asked, *{"due_ns"}.difference(asked)]
+    names = list(REQUESTS.names if columns is None else columns)
+    read_too = [*names, *{"due_ns"}.difference(names)]
     tables = [_READ_AS.empty_table().select(read_too)]
     for file in files(folder):
         if skip_torn and is_torn(file):
             continue
         refuse_foreign(file)
         tables.append(pq.read_table(file, schema=_READ_AS, columns=read_too, filters=where))
-    return by_due(parquet.narrowed(pa.concat_tables(tables), REQUESTS)).select(asked)
+    return by_due(parquet.narrowed(pa.concat_tables(tables), REQUESTS)).select(names)
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:

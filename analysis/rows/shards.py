@@ -62,9 +62,9 @@ def requests(path: Path, columns: Sequence[str] = records.REQUESTS.names) -> pa.
     whose shard is out of reach. A planned request without any is `lost`: its load actor died with it.
     """
     read_too = list(dict.fromkeys([*columns, "seq", "due_ns"]))
-    found = read(path)
-    tables = [records.read(path / "requests", read_too, skip_torn=bool(found))]
-    tables += recorded(path, found)
+    batch = read(path)
+    tables = [records.read(path / "requests", read_too, skip_torn=bool(batch))]
+    tables += recorded(path, batch)
     whole = records.joined([table.select(read_too) for table in tables])
     schema = records.schema_of(columns)
     return pa.concat_tables([schema.empty_table(), *joined([whole], schema)])
@@ -87,14 +87,14 @@ def joined(
 
 
 def recorded(
-    path: Path, found: Sequence[Shard], wall_start_ns: int | None = None, time_scale: float = 1.0
+    path: Path, shards: Sequence[Shard], wall_start_ns: int | None = None, time_scale: float = 1.0
 ) -> list[pa.Table]:
     """Records of requests in shards and plans, the better record first."""
-    kept = [shard.rows for shard in found if shard.schema is records.SHARD]
+    kept = [shard.rows for shard in shards if shard.schema is records.SHARD]
     gaps = records.SHARD.field("itl_us")
     reported = [
         shard.rows.append_column(gaps, pa.nulls(shard.rows.num_rows, gaps.type))
-        for shard in found
+        for shard in shards
         if shard.schema is records.PROGRESS
     ]
     plans = (pq.read_table(file, schema=records.PLAN) for file in plan_files(path))
@@ -103,16 +103,16 @@ def recorded(
 
 def plan_files(path: Path) -> list[Path]:
     """The saved plans; while there are shards, without those that a power cut tore."""
-    found = sorted(path.glob("schedule/*.parquet"))
-    return [file for file in found if not records.is_torn(file)] if files(path) else found
+    paths = sorted(path.glob("schedule/*.parquet"))
+    return [file for file in paths if not records.is_torn(file)] if files(path) else paths
 
 
-def series(path: Path, file: str, schema: pa.Schema, source: str, found: Sequence[Shard]) -> pa.Table:
+def series(path: Path, file: str, schema: pa.Schema, source: str, shards: Sequence[Shard]) -> pa.Table:
     """A series of an ended run (`file`) and what the shards that were `found` of a killed session add.
 
     A row is known by its `source` (a column) and its time.
     """
-    tables = [shard.rows for shard in found if shard.schema is schema]
+    tables = [shard.rows for shard in shards if shard.schema is schema]
     known = path / file
     if known.exists() and not (tables and records.is_torn(known)):
         tables.insert(0, pq.read_table(known, schema=schema))  # a torn file fails here, by its name

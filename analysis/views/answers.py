@@ -169,31 +169,31 @@ def _planned(verdict: RunVerdict) -> Iterator[Fact]:
 
 
 def _rests_on(verdict: Verdict) -> Iterator[Fact]:
-    asked = verdict.asked
-    model = f"{named('model', asked.model)} on "
-    if asked.engine == "external":
-        model += f"{named('hardware', asked.hardware)}, "
-    load = f"workload {asked.load}, arrivals {asked.arrivals}, seed {asked.seed}"
+    experiment = verdict.asked
+    model = f"{named('model', experiment.model)} on "
+    if experiment.engine == "external":
+        model += f"{named('hardware', experiment.hardware)}, "
+    load = f"workload {experiment.load}, arrivals {experiment.arrivals}, seed {experiment.seed}"
     # The cells of a matrix differ in what stands here.
     of_first = isinstance(verdict, StudyVerdict) and verdict.study in ("compare", MATRIX)
     whose = f"service of {verdict.names[0]}" if isinstance(verdict, StudyVerdict) and of_first else "service"
-    rules = f" (rules of vLLM {asked.vllm_version})" if asked.engine == "simulated" else ""
-    yield whose, f"{model}{asked.engine} engine{rules}, {load}"
-    for line in asked.kernels:
+    rules = f" (rules of vLLM {experiment.vllm_version})" if experiment.engine == "simulated" else ""
+    yield whose, f"{model}{experiment.engine} engine{rules}, {load}"
+    for line in experiment.kernels:
         yield "kernels", line.removeprefix("kernels: ")
     if label := summary.engine_label(verdict):
         yield "engine", label
-    if asked.time_scale != 1 and verdict.clock != "virtual":
-        yield "clock", DILATED.format(asked.time_scale)
+    if experiment.time_scale != 1 and verdict.clock != "virtual":
+        yield "clock", DILATED.format(experiment.time_scale)
     if isinstance(verdict, PredictionVerdict):
         return
-    if asked.outside:
-        yield "assumed", "; ".join(asked.outside)
+    if experiment.outside:
+        yield "assumed", "; ".join(experiment.outside)
     yield from _evidence(verdict.evidence, verdict.requests)
     if isinstance(verdict, StudyVerdict):
         return
-    yield from session_facts(asked, verdict.windows)
-    yield from power_facts(asked, verdict.power)
+    yield from session_facts(experiment, verdict.windows)
+    yield from power_facts(experiment, verdict.power)
     if verdict.prediction:
         predicted, how = verdict.prediction.qps_per_node, verdict.prediction.how
         yield "predicted before", f"{span(predicted)} QPS per node ({how})"
@@ -284,9 +284,9 @@ def checks_table(checks: Sequence[Check], digits: int = 3) -> Table:
     return Table("", ("check", "worst figure", "bound", "state"), rows, tones=tones, state=3)
 
 
-def power_facts(asked: AskedExperiment, power: PowerFigures | None) -> Iterator[Fact]:
+def power_facts(experiment: AskedExperiment, power: PowerFigures | None) -> Iterator[Fact]:
     """The power of a node near the capacity and a request's share of it; none if the run did not ask."""
-    if power is None or (power.unknown and asked.engine not in REAL):
+    if power is None or (power.unknown and experiment.engine not in REAL):
         return
     quoted = power.quoted
     if quoted is None:
@@ -306,19 +306,23 @@ def power_facts(asked: AskedExperiment, power: PowerFigures | None) -> Iterator[
     yield "energy", f"{number(quoted.wh_per_request, 3)} Wh per request, {tokens}"
 
 
-def session_facts(asked: AskedExperiment, windows: Sequence[WindowRow]) -> Iterator[Fact]:
+def session_facts(experiment: AskedExperiment, windows: Sequence[WindowRow]) -> Iterator[Fact]:
     """Hit rate, replicas per session, the busiest replica, and the turns that waited for the turn before.
 
     None without sessions or conversations.
     """
-    if not (asked.sessions or asked.conversations):
+    if not (experiment.sessions or experiment.conversations):
         return
     used = [window for window in windows if window["valid"]]
     names = ("prefix_hit", "replicas_per_session", "max_over_mean_share")
     hit, met, share = (number(_mean(used, name), 3) for name in names)
-    who = f"{asked.sessions} sessions" if asked.sessions else f"{asked.conversations} conversations"
+    who = (
+        f"{experiment.sessions} sessions"
+        if experiment.sessions
+        else f"{experiment.conversations} conversations"
+    )
     words = f"hit rate {hit}, {met} replicas per session, busiest replica {share} of the mean"
-    yield f"{who}, routing {asked.routing} by {asked.data_path or 'unknown'}", words
+    yield f"{who}, routing {experiment.routing} by {experiment.data_path or 'unknown'}", words
     if longest := max((window.get("turn_blocked_max_ms") or 0.0 for window in used), default=0.0):
         waited = f"{_mean(used, 'turns_blocked') or 0.0:.1%} of the turns were due before the answer before"
         yield "blocked", f"{waited} had ended; longest {longest:.0f} ms"

@@ -94,7 +94,7 @@ def _share_of_draws(share: float, draws: int) -> str:
 
 
 def _forecast_facts(verdict: PredictionVerdict, forecast: RateForecast) -> Iterator[Fact]:
-    asked, known, rate = verdict.asked, verdict.capacity, forecast.rate_qps_per_node
+    experiment, known, rate = verdict.asked, verdict.capacity, forecast.rate_qps_per_node
     # The rate of the headline may be this one in fewer digits; this one keeps its bounds.
     same = not known or known.at_end or middle(known.qps_per_node) == number(rate)
     latencies = ", ".join(
@@ -105,10 +105,10 @@ def _forecast_facts(verdict: PredictionVerdict, forecast: RateForecast) -> Itera
         f"at {number(rate)} QPS per node{'' if same else ' (rounded in the first line)'}",
         latencies if forecast.requests else "unknown: no request came in the simulated time",
     )
-    if asked.nodes > 1:
-        own = asked.routing == "per_node"
+    if experiment.nodes > 1:
+        own = experiment.routing == "per_node"
         alone = ", each with arrivals of its own: one was simulated for all" if own else ""
-        yield "service", f"{rate * asked.nodes:.6g} QPS of {asked.nodes} nodes{alone}"
+        yield "service", f"{rate * experiment.nodes:.6g} QPS of {experiment.nodes} nodes{alone}"
     used = f"KV cache {_percent(forecast.kv_used)} in use, MFU {_percent(forecast.mfu)}"
     yield "per node", f"{_throughput(forecast)}, {used}"
     if forecast.prefill_busy is not None:
@@ -119,7 +119,7 @@ def _forecast_facts(verdict: PredictionVerdict, forecast: RateForecast) -> Itera
     if terms:
         yield "step time", ", ".join(f"{name} {_percent(share)}" for name, share in terms)
     if forecast.sessions:
-        yield from _session_facts(forecast.sessions, forecast.cached_share_of_input, asked)
+        yield from _session_facts(forecast.sessions, forecast.cached_share_of_input, experiment)
     yield from _evidence(forecast)
 
 
@@ -137,22 +137,26 @@ def _throughput(forecast: RateForecast) -> str:
 
 
 def _session_facts(
-    seen: predictions.SessionForecast, share: float | None, asked: AskedExperiment
+    forecast: predictions.SessionForecast, share: float | None, experiment: AskedExperiment
 ) -> Iterator[Fact]:
-    met, most, blocked = seen.replicas_per_session, seen.reusable_share_of_input, seen.blocked_share
+    met, most, blocked = (
+        forecast.replicas_per_session,
+        forecast.reusable_share_of_input,
+        forecast.blocked_share,
+    )
     hit = f"hit rate {'unknown' if share is None else f'{100 * share:.1f} %'} of the prompt tokens"
     hit += "" if most is None else f" (at most {100 * most:.1f} %)"
     waits = f"; {100 * blocked:.1f} % of the turns came before the answer before had ended" if blocked else ""
     yield (
-        f"sessions by {asked.routing}",
+        f"sessions by {experiment.routing}",
         f"{hit}, {'unknown' if met is None else f'{met:.2f}'} replicas per session, busiest replica"
-        f" {number(seen.max_over_mean_share, 3)} of the mean{waits}",
+        f" {number(forecast.max_over_mean_share, 3)} of the mean{waits}",
     )
     yield (
         "sessions in memory",
-        f"{seen.sessions_per_node:.0f} sessions per node at a time want {seen.sessions_over_kv:.2f}"
-        f" of its KV cache; {seen.simulated_nodes} of {asked.nodes} nodes simulated, after"
-        f" {seen.fill_s:.0f} s that filled their caches",
+        f"{forecast.sessions_per_node:.0f} sessions per node at a time want {forecast.sessions_over_kv:.2f}"
+        f" of its KV cache; {forecast.simulated_nodes} of {experiment.nodes} nodes simulated, after"
+        f" {forecast.fill_s:.0f} s that filled their caches",
     )
 
 
@@ -177,17 +181,17 @@ def _evidence(forecast: RateForecast) -> Iterator[Fact]:
         yield "interval", "Monte Carlo noise alone; no constant of this model and hardware has an interval"
 
 
-def _replay_facts(replay: ReplayForecast, asked: AskedExperiment) -> Iterator[Fact]:
+def _replay_facts(replay: ReplayForecast, experiment: AskedExperiment) -> Iterator[Fact]:
     """Throughput and makespan, and what the intervals hold."""
     figures = replay.figures
-    whole = f" of all {asked.nodes} nodes" if asked.nodes > 1 else ""
+    whole = f" of all {experiment.nodes} nodes" if experiment.nodes > 1 else ""
     yield (
         f"throughput{whole}",
         ", ".join(f"{_figure(figures[name])} {words}" for name, words in predictions.RATES.items()),
     )
     yield "makespan", f"{_figure(figures['makespan_s'])} s"
-    if asked.replicas > 1:
-        yield "replicas", f"{asked.replicas} replicas behind one balancer, routing {asked.routing}"
+    if experiment.replicas > 1:
+        yield "replicas", f"{experiment.replicas} replicas behind one balancer, routing {experiment.routing}"
     tokens = f"{replay.input_tokens:.0f} and {replay.output_tokens:.4g} tokens in the mean"
     yield (
         "evidence",
@@ -258,7 +262,7 @@ def grid_text(grid: GridVerdict) -> str:
     """A line per cell, and the constants of the first answer, with a note where other cells differ."""
     lines = table_lines(_grid_table(grid))
     predicted = [cell.prediction for cell in grid.cells if cell.prediction]
-    every = [basis for one in predicted if (basis := dict(constants_facts(one)))]
+    every = [basis for prediction in predicted if (basis := dict(constants_facts(prediction)))]
     for name, value in every[0].items() if every else ():
         kinds = {each.get(name) for each in every}
         note = f" (first cell; {len(kinds)} kinds of cells, all in --json)" if len(kinds) > 1 else ""
@@ -287,17 +291,17 @@ def _grid_table(grid: GridVerdict) -> Table:
 
 def _forecast_row(cell: GridCell) -> list[str] | None:
     """The capacity; or the rate, in how many draws its bounds are kept, and which bound is missed."""
-    one = cell.prediction
-    if one is None or one.forecast is None:
+    prediction = cell.prediction
+    if prediction is None or prediction.forecast is None:
         return None
-    forecast = one.forecast
-    if one.capacity:
-        q, limit = one.capacity.qps_per_node, short(one.capacity.binding)
+    forecast = prediction.forecast
+    if prediction.capacity:
+        q, limit = prediction.capacity.qps_per_node, short(prediction.capacity.binding)
         first = (span(q), "", limit) if q.is_bound else (middle(q), interval(q), limit)
-    elif one.probe:
+    elif prediction.probe:
         share = forecast.kept_probability
         chance = UNKNOWN if share is None else f"kept in {100 * share:.0f} %"
-        first = number(one.probe.rate_qps_per_node), chance, _over(one.probe.missed)
+        first = number(prediction.probe.rate_qps_per_node), chance, _over(prediction.probe.missed)
     else:
         return None
     hit = forecast.cached_share_of_input
@@ -313,10 +317,10 @@ def _forecast_row(cell: GridCell) -> list[str] | None:
 
 
 def _replay_row(cell: GridCell) -> list[str] | None:
-    one = cell.prediction
-    if one is None or one.replay is None or one.probe is None:
+    prediction = cell.prediction
+    if prediction is None or prediction.replay is None or prediction.probe is None:
         return None
-    figures = one.replay.figures
+    figures = prediction.replay.figures
 
     def value(name: str) -> str:
         figure = figures[name]
@@ -329,7 +333,7 @@ def _replay_row(cell: GridCell) -> list[str] | None:
         value("gap_ms.p90"),
         *(value("output_tokens_per_s"), _ends(figures["output_tokens_per_s"])),
         value("makespan_s"),
-        _over(one.probe.missed),
+        _over(prediction.probe.missed),
         span(cell.ratio) if cell.ratio else "",
     ]
 

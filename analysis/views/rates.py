@@ -71,7 +71,7 @@ def interval_kind(verdict: Verdict, capacity: CapacityFigures) -> str:
 
 def capacity_facts(verdict: Verdict, capacity: CapacityFigures) -> Iterator[Fact]:
     """What a capacity's interval holds, what limits it, reasons to doubt it, replicas and nodes."""
-    asked, q = verdict.asked, capacity.qps_per_node
+    experiment, q = verdict.asked, capacity.qps_per_node
     if not isinstance(verdict, PredictionVerdict):
         yield from _noise_facts(verdict, capacity)
         if q.certified is not None and not capacity.claimed.is_bound:
@@ -80,12 +80,12 @@ def capacity_facts(verdict: Verdict, capacity: CapacityFigures) -> Iterator[Fact
     if capacity.qps_per_replica:
         replica = capacity.claimed_of(capacity.qps_per_replica)
         each = f"{span(replica)} QPS" if replica.is_bound else f"{middle(replica)} QPS {interval(replica)}"
-        nodes = f"on {asked.nodes} node(s) of {asked.hardware}, routing {asked.routing}"
-        yield "per replica", f"{each}: {asked.replicas} replica(s), layout {asked.layout}, {nodes}"
+        nodes = f"on {experiment.nodes} node(s) of {experiment.hardware}, routing {experiment.routing}"
+        yield "per replica", f"{each}: {experiment.replicas} replica(s), layout {experiment.layout}, {nodes}"
     if isinstance(verdict, RunVerdict) and verdict.nodes:
         yield from node_facts(verdict.nodes)
-    elif asked.nodes > 1 and asked.routing != "per_node":
-        chats = asked.sessions or asked.conversations
+    elif experiment.nodes > 1 and experiment.routing != "per_node":
+        chats = experiment.sessions or experiment.conversations
         more = "the routing decides what of it" if chats else "more per node than"
         yield "pooled service behind one balancer", f"{more} a node alone would serve"
 

@@ -178,20 +178,20 @@ def _unranked(ranking: ShapeRanking) -> tuple[str, ...]:
 
 def _proposed(ranking: ShapeRanking) -> list[str]:
     lines = ["measure to be sure (--measure searches each shape that these name, once, in one study):"]
-    for number, one in enumerate(ranking.proposed, 1):
-        lines += [f"  {number}. {one.command}", f"     {one.load_s / 60:.0f} min of load"]
+    for number, shape in enumerate(ranking.proposed, 1):
+        lines += [f"  {number}. {shape.command}", f"     {shape.load_s / 60:.0f} min of load"]
     return lines if ranking.proposed else []
 
 
 def _grounds(verdict: RecommendationVerdict) -> Iterator[Fact]:
-    asked, care = verdict.asked, verdict.care
+    experiment, care = verdict.asked, verdict.care
     spares = care.spare_nodes
     yield (
         "service",
-        f"{asked.model} on {asked.hardware}, routing {asked.routing}, workload {asked.load}, "
-        f"arrivals {asked.arrivals}, seed {asked.seed}",
+        f"{experiment.model} on {experiment.hardware}, routing {experiment.routing}, "
+        f"workload {experiment.load}, arrivals {experiment.arrivals}, seed {experiment.seed}",
     )
-    yield "bounds", asked.slo.text
+    yield "bounds", experiment.slo.text
     yield (
         "planned nodes, and nodes [at the upper end, at the low end of the capacity]",
         f"planned with {BASES[care.basis]}, {100 * care.headroom:g} % headroom and {spares} spare"
@@ -227,11 +227,11 @@ RECOMMENDATION = pa.schema([(name, kind) for names, kind in COLUMNS.items() for 
 def recommendation_rows(verdict: RecommendationVerdict) -> pa.Table:
     """A row for every predicted shape at every hit rate; null where there is no figure."""
     out: list[dict[str, object]] = []
-    for one in verdict.rankings:
-        out += [{"prefix_hit": one.hit, **_shape_columns(shape)} for shape in one.shapes]
+    for ranking in verdict.rankings:
+        out += [{"prefix_hit": ranking.hit, **_shape_columns(shape)} for shape in ranking.shapes]
         out += [
-            {"prefix_hit": one.hit, "name": each.name, "unranked": each.kind, "reason": each.reason}
-            for each in one.unranked
+            {"prefix_hit": ranking.hit, "name": each.name, "unranked": each.kind, "reason": each.reason}
+            for each in ranking.unranked
         ]
     return pa.Table.from_pylist(out, schema=RECOMMENDATION)
 

@@ -105,11 +105,11 @@ def _tool(foreign: Foreign) -> str:
 
 def _offered(foreign: Foreign) -> Iterator[Fact]:
     """The load that was asked and sent; requests by status, and whole answers over the time of all."""
-    asked, rows, qps, seconds = foreign.asked, foreign.measured, foreign.sent_qps, foreign.seconds
-    held = f", at most {asked.concurrency} in flight" if asked.concurrency else ""
-    rate = f", {asked.rate_qps:g} requests/s asked" if asked.rate_qps else ""
+    experiment, rows, qps, seconds = foreign.asked, foreign.measured, foreign.sent_qps, foreign.seconds
+    held = f", at most {experiment.concurrency} in flight" if experiment.concurrency else ""
+    rate = f", {experiment.rate_qps:g} requests/s asked" if experiment.rate_qps else ""
     sent = "the rate that was sent is unknown" if qps is None else f"{qps:.3g} requests/s sent"
-    yield "load", f"{LOOPS[asked.open_loop]}, {asked.arrivals}{rate}{held}; {sent}"
+    yield "load", f"{LOOPS[experiment.open_loop]}, {experiment.arrivals}{rate}{held}; {sent}"
     states = Counter(rows["status"].to_pylist())
     counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     throughput = "throughput unknown"

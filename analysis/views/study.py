@@ -79,9 +79,9 @@ def _ratio_facts(ratio: Ratio) -> Iterator[Fact]:
     correlation = "unknown" if ratio.correlation is None else f"{ratio.correlation:.2f}"
     pairs = f"B got A's arrivals and lengths, scaled in time; correlation {correlation}"
     yield f"{ratio.pairs} pairs of windows", pairs
-    for limit, one in ratio.limits.items():
-        weight = f"{100 * one.weight:.0f} % of what was over a bound"
-        yield f"by {label(limit)} alone", f"{span(one.estimate)}, {weight}"
+    for limit, limit_ratio in ratio.limits.items():
+        weight = f"{100 * limit_ratio.weight:.0f} % of what was over a bound"
+        yield f"by {label(limit)} alone", f"{span(limit_ratio.estimate)}, {weight}"
     if ratio.unlike:
         why = "A and B are limited by different bounds: the ratio is that of the two capacities alone"
         yield "unpaired", why
@@ -197,7 +197,9 @@ def _gate_facts(gate: GateVerdict) -> Iterator[Fact]:
         by_side = f"{failed.base} by A, {failed.again} by A again, {failed.candidate} by B"
         yield "unanswered", f"{by_side}; {_shares(gate.unanswered)}"
     if gate.verdict != "SAME" and gate.worst:
-        worst = ", ".join(f"{one.prompt} ({one.most_nats:.2f} nats)" for one in gate.worst[:WORST_NAMED])
+        worst = ", ".join(
+            f"{prompt.prompt} ({prompt.most_nats:.2f} nats)" for prompt in gate.worst[:WORST_NAMED]
+        )
         yield "prompts with the largest divergence at one position", worst
 
 
@@ -245,11 +247,13 @@ PUBLISHED = ("paper tok/s", "p99 s", "status")
 
 def ladder_answer(verdict: Verdict, ladder: LadderFigures, word: str, tone: str) -> Answer:
     """The levels of one model, and what must be read beside them."""
-    asked = verdict.asked
-    engines = f"{asked.replicas} replica(s), layout {asked.layout}, of {asked.hardware}"
-    if asked.engine == "external":
-        engines = f"{asked.nodes} node(s) of {named('hardware', asked.hardware)}"
-    head = f"{named('model', asked.model)} on {engines}, {asked.engine} engine, {ladder.clock} clock"
+    experiment = verdict.asked
+    engines = f"{experiment.replicas} replica(s), layout {experiment.layout}, of {experiment.hardware}"
+    if experiment.engine == "external":
+        engines = f"{experiment.nodes} node(s) of {named('hardware', experiment.hardware)}"
+    head = (
+        f"{named('model', experiment.model)} on {engines}, {experiment.engine} engine, {ladder.clock} clock"
+    )
     folder = "" if isinstance(verdict, PredictionVerdict) else verdict.folder
     facts = ("how", ladder.how), ("why", verdict.reason), ("run folder", folder)
     return Answer(

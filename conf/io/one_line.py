@@ -63,8 +63,8 @@ def usage(message: str, flags: Sequence[str], verbs: Sequence[str]) -> str:
             return f"unknown flag '{flag}'; {PEER_FLAGS[flag]}"
         if near := nearest(flag, flags):
             return f"unknown flag '{flag}'{hint(near)}"
-        said = f"{flag.lstrip('-')}={value if equals else 'VALUE'}"
-        return f"unknown flag '{flag}'; keys are set without dashes: {said}"
+        words = f"{flag.lstrip('-')}={value if equals else 'VALUE'}"
+        return f"unknown flag '{flag}'; keys are set without dashes: {words}"
     if message.startswith(MISSING):
         names = message.removeprefix(MISSING)
         verb = f"name a verb: {', '.join(verbs)}" if verbs and names.startswith("verb") else ""
@@ -133,7 +133,11 @@ class _Version(argparse.Action):
 
 def printable(text: str) -> str:
     """The text with spaces instead of control and format characters."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(character if character.isprintable() else " " for character in text)
+    )
 
 
 def one_line(text: str, most: int = MOST_LETTERS) -> str:

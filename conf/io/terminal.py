@@ -110,7 +110,7 @@ def fit(text: str, width: int) -> str:
     folded: list[str] = []
     for is_row, block in groupby(lines, lambda line: len(GAP.findall(line)) >= GAPS):
         rows = list(block)
-        folded += _table(rows, width) if is_row else [one for line in rows for one in _prose(line, width)]
+        folded += _table(rows, width) if is_row else [piece for line in rows for piece in _prose(line, width)]
     return "\n".join(folded)
 
 

@@ -149,8 +149,8 @@ def _served(
     """
     one_token = {"model": experiment.model.served_name, "prompt": [0], "max_tokens": 1}
     front = session.url
-    if said := check_router(front, experiment.routing, experiment.replicas, one_token):
-        emit("routing", text=said)
+    if problem := check_router(front, experiment.routing, experiment.replicas, one_token):
+        emit("routing", text=problem)
 
     def again(limit_s: float) -> Service:
         with _target_errors():

@@ -81,11 +81,11 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
     replicas = Replicas(engines, by, seed)
     gaps = bool(_metrics(experiment) & set(GAPS))
     requests = Requests(sent_s, tokens, shared, from_s)
-    seen = serve(EngineKind.of(*parts(experiment)), requests, replicas, arrivals.concurrency, tokens=gaps)
-    replica = seen.replica if part is None else seen.replica + part * engines
-    itl_s, pooled = _gaps(experiment, np.asarray(arrivals.output_tokens), seen.token_s)
-    times = seen.sent_s, seen.first_token_s, seen.last_token_s, seen.cached_tokens
-    return Simulated(*times, all_work(seen), replica, itl_s, pooled, seen.queue_s)
+    served = serve(EngineKind.of(*parts(experiment)), requests, replicas, arrivals.concurrency, tokens=gaps)
+    replica = served.replica if part is None else served.replica + part * engines
+    itl_s, pooled = _gaps(experiment, np.asarray(arrivals.output_tokens), served.token_s)
+    times = served.sent_s, served.first_token_s, served.last_token_s, served.cached_tokens
+    return Simulated(*times, all_work(served), replica, itl_s, pooled, served.queue_s)
 
 
 def _shared(

@@ -52,7 +52,7 @@ def unwritable(folder: Path) -> str:
 
     One is made and removed: access rights say nothing of read-only or full disks.
     """
-    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    there = next(ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.exists())
     if not there.is_dir():
         return f"{there} is a file"
     try:

@@ -121,8 +121,8 @@ def predicted_ladder(experiment: Experiment, say: Callable[[str], None] = quiet)
     runs = []
     for number in range(experiment.progressive.runs):
         say(f"{experiment.model.name}: run {number + 1} of {experiment.progressive.runs}")
-        one = replace(experiment, seed=drawn_seed(experiment.seed, number))
-        runs.append(published_ladder.play(one, partial(played, one), quiet if number else say))
+        drawn = replace(experiment, seed=drawn_seed(experiment.seed, number))
+        runs.append(published_ladder.play(drawn, partial(played, drawn), quiet if number else say))
     verdict = PredictionVerdict(asked=describe(experiment), exit_code=EXIT_OK)
     return published_ladder.concluded(verdict, experiment, runs, "virtual")
 
@@ -155,7 +155,7 @@ def predict(arguments: argparse.Namespace) -> int:
         raise ConfigError("--requests writes those of a replay; add requests=N, or leave it out")
     refuse_out(arguments.requests, *output.TABLES, flag="--requests")
     if arguments.dry_run:
-        return max(output.plan(arguments, planned_run(one, 0)) for one in experiments)
+        return max(output.plan(arguments, planned_run(experiment, 0)) for experiment in experiments)
     answer = answered(cells, arguments.sensitivity, output.noting(arguments))
     if arguments.requests:
         output.write(arguments.requests, requests(cells), to_tree(answer))

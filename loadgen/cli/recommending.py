@@ -97,8 +97,8 @@ def _planned(shapes: Sequence[Shape], peak_qps: float) -> list[str]:
     lines = [f"{good} of {len(shapes)} shapes are predicted for {peak_qps:g} QPS at the peak"]
     for shape in shapes:
         hit = "" if shape.hit is None else f", prefix hit {shape.hit:g}"
-        said = shape.experiment.layout.shape if shape.experiment else f"infeasible: {shape.refused}"
-        lines.append(f"{shape.name}{hit}: {said}")
+        words = shape.experiment.layout.shape if shape.experiment else f"infeasible: {shape.refused}"
+        lines.append(f"{shape.name}{hit}: {words}")
     return lines
 
 
@@ -180,7 +180,7 @@ def answered(
         _ranking(question, [(shape, answer) for shape, answer in pairs if shape.hit == hit], peak_qps)
         for hit in question.hits
     ]
-    is_proposed = any(one.proposed for one in rankings)
+    is_proposed = any(ranking.proposed for ranking in rankings)
     return RecommendationVerdict(
         asked=describe(first),
         peak_qps=peak_qps,
@@ -202,7 +202,7 @@ def _ranking(
     order = ranking.ranked(pairs[0][0].hit, candidates, unranked, peak_qps, question.asked.plan)
     first = by_name[order.first.name]
     sides = [[first, by_name[rival.name]] for rival in ranking.rivals(order)] or [[first]]
-    proposed = [said for side in sides if (said := _proposal(question, side))]
+    proposed = [proposal for side in sides if (proposal := _proposal(question, side))]
     return replace(order, proposed=tuple(proposed))
 
 
@@ -274,9 +274,9 @@ def cells(question: ShapeQuestion, shapes: Sequence[Shape], verdict: Recommendat
     Raises ConfigError for a shape that cannot be measured here.
     """
     wanted = {
-        (name, one.hit)
-        for one in verdict.rankings
-        for name in [one.first.name, *(name for each in one.proposed for name in each.shapes)]
+        (name, ranking.hit)
+        for ranking in verdict.rankings
+        for name in [ranking.first.name, *(name for each in ranking.proposed for name in each.shapes)]
     }
     measured = [shape for shape in shapes if (shape.name, shape.hit) in wanted]
     return [

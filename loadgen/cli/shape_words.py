@@ -56,9 +56,9 @@ class ShapeQuestion:
         """Raises ConfigError for words that no recommendation honours."""
         own = [word for word in words if word.partition("=")[0].partition(".")[0] in OWN_GROUPS]
         service = [word for word in words if word not in own]
-        asked = load_groups(Recommendation, own)
-        _refuse(service, asked)
-        for layout in asked.recommend.layouts:
+        recommendation = load_groups(Recommendation, own)
+        _refuse(service, recommendation)
+        for layout in recommendation.recommend.layouts:
             group_file("layout", layout)  # refuses an unknown one
         # Other words may fit one layout alone; those are judged with each.
         kind = load([word for word in service if word.startswith(("engine=", "target."))], config).engine.kind
@@ -67,7 +67,7 @@ class ShapeQuestion:
                 "recommend compares what could be deployed; engine=external stands already: measure it with "
                 "sweep, and plan on the run with python -m analysis plan"
             )
-        return cls(asked, tuple(service), config, kind == "simulated")
+        return cls(recommendation, tuple(service), config, kind == "simulated")
 
     @property
     def layouts(self) -> list[str]:
@@ -129,9 +129,9 @@ class ShapeQuestion:
         return shlex.join(["python", "-m", "loadgen", verb, *words, *own, *base])
 
 
-def budget_of(asked: Experiment) -> int:
+def budget_of(experiment: Experiment) -> int:
     """The tokens of a step of the engines that compute prompts."""
-    engine, layout = asked.engine, asked.layout
+    engine, layout = experiment.engine, experiment.layout
     assert isinstance(engine, SimulatedEngine)
     computing = layout.prefill_side or layout
     return computing.max_num_batched_tokens or engine.max_num_batched_tokens
@@ -142,7 +142,7 @@ def around(tokens: int) -> list[int]:
     return [max(1, tokens // 2), tokens, 2 * tokens]
 
 
-def _refuse(service: Sequence[str], asked: Recommendation) -> None:
+def _refuse(service: Sequence[str], recommendation: Recommendation) -> None:
     for word in service:
         key, _ = key_and_value(word)
         if key.partition(".")[0] == "quality":
@@ -151,7 +151,7 @@ def _refuse(service: Sequence[str], asked: Recommendation) -> None:
             raise ConfigError(f"{key} is what recommend compares; give {remedy} instead")
         if key in PROBE_KEYS:
             raise ConfigError(f"{key} belongs to probe; recommend finds the rate of each shape itself")
-        if asked.recommend.hits and key == "workload.prefix_hit":
+        if recommendation.recommend.hits and key == "workload.prefix_hit":
             raise ConfigError(f"{key} is set by recommend.hits; leave one of them out")
 
 

@@ -168,35 +168,39 @@ NOT_OF = {
 MIXED = "lengths of another kind: that of a mixture follows from its values and weights"
 HASHED = ("consistent_hash", "bounded_hash")
 IDLE_KEYS: tuple[tuple[str, Callable[[Experiment], bool], str], ...] = (
-    ("target.", lambda it: it.engine.kind == "external", "engine=external"),
-    ("cluster.address", lambda it: it.cluster.session == "address", "cluster.session=address"),
+    ("target.", lambda facts: facts.engine.kind == "external", "engine=external"),
+    ("cluster.address", lambda facts: facts.cluster.session == "address", "cluster.session=address"),
     (
         "fleet.cpus_per_actor",
-        lambda it: it.engine.kind != "external" or it.cluster.session == "address",
+        lambda facts: facts.engine.kind != "external" or facts.cluster.session == "address",
         "load actors on Ray: cluster.session=address, or an engine that is deployed",
     ),
-    ("routing.vnodes", lambda it: it.routing.policy in HASHED, "routing=consistent_hash or bounded_hash"),
-    ("routing.load_factor", lambda it: it.routing.policy == "bounded_hash", "routing=bounded_hash"),
+    (
+        "routing.vnodes",
+        lambda facts: facts.routing.policy in HASHED,
+        "routing=consistent_hash or bounded_hash",
+    ),
+    ("routing.load_factor", lambda facts: facts.routing.policy == "bounded_hash", "routing=bounded_hash"),
     (
         "engine.drift_memory_s",
-        lambda it: getattr(it.engine, "drift_sd", 0.0) > 0,
+        lambda facts: getattr(facts.engine, "drift_sd", 0.0) > 0,
         "engine.drift_sd above 0",
     ),
     (
         "engine.stall_mean_s",
-        lambda it: getattr(it.engine, "stall_every_steps", 0) > 0,
+        lambda facts: getattr(facts.engine, "stall_every_steps", 0) > 0,
         "engine.stall_every_steps above 0",
     ),
-    ("workload.input_tokens.mean", lambda it: it.workload.input_tokens.kind != "mixture", MIXED),
-    ("workload.output_tokens.mean", lambda it: it.workload.output_tokens.kind != "mixture", MIXED),
+    ("workload.input_tokens.mean", lambda facts: facts.workload.input_tokens.kind != "mixture", MIXED),
+    ("workload.output_tokens.mean", lambda facts: facts.workload.output_tokens.kind != "mixture", MIXED),
     (
         "workload.images.",
-        lambda it: it.workload.images.most > 0,
+        lambda facts: facts.workload.images.most > 0,
         "images, which workload.images.most=N adds",
     ),
     (
         "workload.conversations.truncation_step_tokens",
-        lambda it: it.workload.conversations is None or it.workload.conversations.step_tokens > 1,
+        lambda facts: facts.workload.conversations is None or facts.workload.conversations.step_tokens > 1,
         "workload.conversations.truncation=cache_aware",
     ),
 )
@@ -304,7 +308,7 @@ def kernel_lines(experiment: Experiment) -> list[str]:
 
 def all_kernels(experiments: Iterable[Experiment]) -> list[str]:
     """The lines of several experiments, each once."""
-    return list(dict.fromkeys(line for one in experiments for line in kernel_lines(one)))
+    return list(dict.fromkeys(line for experiment in experiments for line in kernel_lines(experiment)))
 
 
 def refuse_misfit(experiment: Experiment) -> None:

@@ -203,8 +203,8 @@ def _limit(drawn: QuantileDraws, point: OperatingPoint, limit: Limit) -> Quantil
     bound_ms = point.bound_ms(limit)
     figure = drawn.figure(limit, point.quantile_ms(limit), point.interval_ms(limit), bound_ms)
     if metric_of(limit) != JOINT:
-        least, seen = least_values(quantile_of(limit)), len(point.latency(limit))
-        return replace(figure, needs=None if figure.has_interval or seen >= least else least)
+        least, samples = least_values(quantile_of(limit)), len(point.latency(limit))
+        return replace(figure, needs=None if figure.has_interval or samples >= least else least)
     share = float(np.mean(point.latency(limit) <= bound_ms))
     return Quantile(ms=None, bound_ms=math.inf, passed=figure.passed, share=share)
 
@@ -251,19 +251,19 @@ def _forecast(experiment: Experiment, point: OperatingPoint, machine: NodePeaks)
 
 
 def _sessions(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) -> SessionForecast | None:
-    seen, workload = point.routing_outcome, experiment.workload
-    if seen is None:
+    outcome, workload = point.routing_outcome, experiment.workload
+    if outcome is None:
         return None
     nodes = experiment.cluster.nodes
     alive = sessions_alive(workload, point.rate_qps, nodes) or 0.0
     return SessionForecast(
-        replicas_per_session=seen.replicas_per_session,
-        max_over_mean_share=seen.max_over_mean_share,
-        blocked_share=seen.blocked_share,
+        replicas_per_session=outcome.replicas_per_session,
+        max_over_mean_share=outcome.max_over_mean_share,
+        blocked_share=outcome.blocked_share,
         reusable_share_of_input=reusable_share(workload),
         sessions_per_node=alive,
         sessions_over_kv=alive * workload.input_tokens.mean / machine.kv_tokens,
-        simulated_nodes=seen.replicas // machine.replicas,
+        simulated_nodes=outcome.replicas // machine.replicas,
         fill_s=cache_warmup_s(workload, point.rate_qps, nodes, machine.kv_tokens),
     )
 

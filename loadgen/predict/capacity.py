@@ -148,14 +148,14 @@ class Solution:
 def solve(simulator: RateSimulator, start_qps: float, slope: float, tolerance: float) -> Solution:
     """The rate between the ends of the search at which a p90 meets its bound."""
     search = simulator.experiment.search
-    seen: list[OperatingPoint] = []
+    points: list[OperatingPoint] = []
 
     def excess(rate_qps: float) -> float:
-        seen.append(simulator.at(rate_qps))
-        return seen[-1].worst
+        points.append(simulator.at(rate_qps))
+        return points[-1].worst
 
     root = find_root(excess, start_qps, (search.lowest_qps, search.highest_qps), slope, tolerance)
-    return Solution(root, min(seen, key=lambda point: abs(math.log(point.rate_qps / root.rate_qps))))
+    return Solution(root, min(points, key=lambda point: abs(math.log(point.rate_qps / root.rate_qps))))
 
 
 def with_slope(simulator: RateSimulator, solution: Solution) -> Solution:
@@ -315,7 +315,7 @@ def prompts_met(share: float) -> int:
 def gap_beside_prompt_ms(experiment: Experiment, simulate: Simulate) -> float:
     """Longest gap of a mean answer, half of which has come when a mean prompt reaches the same engine."""
     workload = experiment.workload
-    one = replace(
+    batch = replace(
         experiment,
         cluster=replace(experiment.cluster, nodes=1),
         layout=replace(experiment.layout, replicas_per_node=1),
@@ -323,9 +323,9 @@ def gap_beside_prompt_ms(experiment: Experiment, simulate: Simulate) -> float:
     )
     tokens = round(workload.prompt_tokens), max(2, round(workload.output_tokens.mean))
     shared = round(workload.prefix_hit * tokens[0])
-    alone = simulate(one, _due([0.0], tokens, shared), 1, experiment.seed)
+    alone = simulate(batch, _due([0.0], tokens, shared), 1, experiment.seed)
     half_s = float(alone.first_s[0] + alone.last_s[0]) / 2
-    pair = simulate(one, _due([0.0, half_s], tokens, shared), 1, experiment.seed)
+    pair = simulate(batch, _due([0.0, half_s], tokens, shared), 1, experiment.seed)
     assert pair.own_itl_s is not None
     return 1e3 * float(pair.own_itl_s[0])
 

@@ -47,20 +47,22 @@ def drawn(experiment: Experiment, count: int) -> list[dict[str, float]]:
     }
     normal = _together(correlation(experiment), {path: _column(experiment, path, count) for path in paths})
     # A split normal with the constant's two standard deviations.
-    ln = {path: np.where(normal[path] < 0, *it.ln_sd) * normal[path] for path, it in unsure.items()}
+    ln = {
+        path: np.where(normal[path] < 0, *constant.ln_sd) * normal[path] for path, constant in unsure.items()
+    }
     fit = covariance(experiment)
     if fit:
         together = _root(np.array(fit.rows)) @ np.array([normal[path] for path in fit.paths])
         ln |= dict(zip(fit.paths, together, strict=True))
     return [
-        {path: it.value * math.exp(ln[path][draw]) for path, it in unsure.items()}
+        {path: constant.value * math.exp(ln[path][draw]) for path, constant in unsure.items()}
         for draw in range(count if unsure else 0)
     ]
 
 
 def uncertain(experiment: Experiment) -> dict[str, Constant]:
     """The constants that have an interval, by config key."""
-    return {path: it for path, it in constants(experiment).items() if any(it.ln_sd)}
+    return {path: constant for path, constant in constants(experiment).items() if any(constant.ln_sd)}
 
 
 def layout_name(layout: Layout) -> str:

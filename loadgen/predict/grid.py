@@ -110,8 +110,8 @@ def ratio(second: Asked, first: Asked) -> Estimate:
 def _throughput_over(ours: ReplayForecast, theirs: ReplayForecast) -> tuple[float, float, float]:
     """ln of the output tok/s over the other's, and the distances of its ends, draw by draw, seed by seed."""
     value, of = (
-        math.log(figure.value) if (figure := one.figures[replay.THROUGHPUT]) else math.nan
-        for one in (ours, theirs)
+        math.log(figure.value) if (figure := cell.figures[replay.THROUGHPUT]) else math.nan
+        for cell in (ours, theirs)
     )
     moved = _differences(ours.ln_throughput, theirs.ln_throughput) - (value - of)
     chance = _differences(ours.ln_throughput_of_seeds, theirs.ln_throughput_of_seeds) - (value - of)
@@ -120,17 +120,17 @@ def _throughput_over(ours: ReplayForecast, theirs: ReplayForecast) -> tuple[floa
 
 def _differences(ours: Sequence[float], theirs: Sequence[float]) -> Floats:
     """Of two rows draw by draw; of all pairs if their numbers differ, of zeros without any."""
-    one, other = (np.array(each or [0.0]) for each in (ours, theirs))
-    pairs: Floats = one - other if len(one) == len(other) else np.subtract.outer(one, other).ravel()
+    mine, other = (np.array(each or [0.0]) for each in (ours, theirs))
+    pairs: Floats = mine - other if len(mine) == len(other) else np.subtract.outer(mine, other).ravel()
     return pairs
 
 
 def _moved(second: Asked, first: Asked) -> Sequence[float]:
     """ln ratio over its estimate, draw by draw; in many more draws where these show how it answers."""
-    drawn = [one.forecast and one.forecast.of_capacity for one, _ in (second, first)]
-    ours, theirs = ((one and one.ln_ratios) or (0.0,) for one in drawn)
+    drawn = [draw.forecast and draw.forecast.of_capacity for draw, _ in (second, first)]
+    ours, theirs = ((draw and draw.ln_ratios) or (0.0,) for draw in drawn)
     moved: list[float] = _differences(ours, theirs).tolist()
-    unknown = len(ours) != len(theirs) or any(one and one.open_draws for one in drawn)
+    unknown = len(ours) != len(theirs) or any(draw and draw.open_draws for draw in drawn)
     if unknown or len(moved) < 2 or max(moved) == min(moved):
         return moved
     sets, many = (_of_both(second[1], first[1], count) for count in (len(moved), MANY_DRAWS))
@@ -140,7 +140,10 @@ def _moved(second: Asked, first: Asked) -> Sequence[float]:
 def _of_both(second: Experiment, first: Experiment, count: int) -> list[dict[str, float]]:
     """The drawn constants of two cells; those that both share stand once."""
     ours, theirs = drawn(second, count), drawn(first, count)
-    errors = [{path: [one[path] for one in sets] for path in sets[0]} for sets in (ours, theirs)]
+    errors = [
+        {path: [errors_of_draw[path] for errors_of_draw in sets] for path in sets[0]}
+        for sets in (ours, theirs)
+    ]
     shared = {path for path, values in errors[0].items() if errors[1].get(path) == values}
     return [
         a | {f"{path} of the first": value for path, value in b.items() if path not in shared}
@@ -148,11 +151,11 @@ def _of_both(second: Experiment, first: Experiment, count: int) -> list[dict[str
     ]
 
 
-def _compares(one: PredictionVerdict) -> bool:
+def _compares(verdict: PredictionVerdict) -> bool:
     """True of a replay, and of a capacity with two ends."""
-    capacity = one.capacity
+    capacity = verdict.capacity
     closed = capacity is not None and not capacity.open_above and not capacity.open_below
-    return closed or one.replay is not None
+    return closed or verdict.replay is not None
 
 
 SCOUT_S = 120.0

@@ -278,23 +278,23 @@ class RateSimulator:
         if apart:
             arrivals = replace(arrivals, due_ns=np.arange(len(arrivals), dtype=np.int64) * ALONE_S * NS)
         engines = nodes * self.experiment.layout.replicas_per_node
-        seen = self._simulate(self.experiment, arrivals, nodes, seed + part * engines)
+        served = self._simulate(self.experiment, arrivals, nodes, seed + part * engines)
         inside = arrivals.phase == PHASES.index("window")
         unknown = np.full(len(arrivals), np.nan)
-        some_s = (unknown if one is None else one for one in (seen.own_itl_s, seen.queue_s))
-        times = (arrivals.due_ns / NS, seen.first_s, seen.last_s, *some_s)
+        some_s = (unknown if time_s is None else time_s for time_s in (served.own_itl_s, served.queue_s))
+        times = (arrivals.due_ns / NS, served.first_s, served.last_s, *some_s)
         images = np.zeros(len(arrivals)) if arrivals.image_tokens is None else arrivals.image_tokens
-        tokens = (arrivals.input_tokens, images, arrivals.output_tokens, seen.cached_tokens)
+        tokens = (arrivals.input_tokens, images, arrivals.output_tokens, served.cached_tokens)
         outcome = None
-        if arrivals.session is not None and seen.replica is not None:
-            late = blocked(arrivals, seen.last_s)[inside]
-            outcome = RoutingOutcome(arrivals.session[inside], seen.replica[inside], late, engines)
+        if arrivals.session is not None and served.replica is not None:
+            late = blocked(arrivals, served.last_s)[inside]
+            outcome = RoutingOutcome(arrivals.session[inside], served.replica[inside], late, engines)
         return _Run(
             [column[inside].astype(np.float64) for column in (*times, *tokens)],
-            seen.work,
-            float(np.nanmax(seen.last_s, initial=edges_s[1])) - edges_s[1],
+            served.work,
+            float(np.nanmax(served.last_s, initial=edges_s[1])) - edges_s[1],
             outcome,
-            np.zeros(0) if seen.gaps is None else seen.gaps.within(inside),
+            np.zeros(0) if served.gaps is None else served.gaps.within(inside),
         )
 
 

@@ -51,7 +51,9 @@ Figures = Mapping[str, float | None]
 def refuse(experiment: Experiment) -> None:
     """Raise ConfigError for what a replay does not support, and for what only a replay supports."""
     workload, kind, seed = experiment.workload, experiment.workload.arrivals.kind, experiment.seed
-    if experiment.is_replay and (unseen := [it for it in experiment.slo.limits if metric_of(it) in UNSEEN]):
+    if experiment.is_replay and (
+        unseen := [limit for limit in experiment.slo.limits if metric_of(limit) in UNSEEN]
+    ):
         raise ConfigError(f"a replay of requests=... does not know {label(unseen[0])}; leave its bound out")
     if experiment.is_replay and experiment.slo.itl_within != ITL_WITHIN:
         raise ConfigError(
@@ -123,10 +125,10 @@ def predict(
     """
     sets = drawn(experiment, draws)
     jobs: list[tuple[Mapping[str, float], int]] = [({}, number) for number in range(SEEDS + 1)]
-    seen = list(
+    outcomes = list(
         parallel_map(partial(_figures, experiment, simulate), [*jobs, *((values, 0) for values in sets)])
     )
-    values, others, varied = seen[0], seen[1 : SEEDS + 1], seen[SEEDS + 1 :]
+    values, others, varied = outcomes[0], outcomes[1 : SEEDS + 1], outcomes[SEEDS + 1 :]
     figures = {name: _estimate(name, values, varied, others) for name in values}
     slo = experiment.slo
     bounds = {bound.limit: figures.pop(bound.limit) for bound in slo.bounds}
@@ -262,7 +264,7 @@ def _estimate(
     if not value:
         return None if value is None else Estimate(value, value, value)
     moved, chance = (
-        np.array([math.log(one / value) for each in all_of if (one := each[name])])
+        np.array([math.log(drawn / value) for each in all_of if (drawn := each[name])])
         for all_of in (varied, others)
     )
     low, high = spread(moved, chance)
@@ -289,8 +291,8 @@ def spread(moved: Floats, chance: Floats) -> tuple[float, float]:
 def _by_chance(values: Figures, others: Sequence[Figures]) -> dict[str, Estimate | None]:
     """The ends of every figure under a further seed; empty where chance moves nothing."""
     same = all(
-        math.isclose(one[name] or 0.0, value or 0.0, rel_tol=SAME)
-        for one in others
+        math.isclose(other[name] or 0.0, value or 0.0, rel_tol=SAME)
+        for other in others
         for name, value in values.items()
     )
     return {} if same else {name: _estimate(name, values, [], others) for name in values}
@@ -313,7 +315,7 @@ def _kept(slo: Slo, varied: Sequence[Figures]) -> float | None:
     if not varied:
         return None
     kept = [
-        all((figure := one[limit]) is None or _keeps(slo, limit, figure) for limit in slo.limits)
-        for one in varied
+        all((figure := figures[limit]) is None or _keeps(slo, limit, figure) for limit in slo.limits)
+        for figures in varied
     ]
     return sum(kept) / len(kept)

@@ -126,14 +126,18 @@ def sensitivities(
     `share` is a constant's part of the variance of ln QPS when all are drawn together, correlated as their
     fit says: the shares add up to 1; one is below 0 if constants that move with it undo more than it does.
     """
-    positive = {path: it for path, it in constants(prediction.simulator.experiment).items() if it.value > 0}
-    varied = [(path, value) for path, it in positive.items() for value in _values(it)]
+    positive = {
+        path: constant
+        for path, constant in constants(prediction.simulator.experiment).items()
+        if constant.value > 0
+    }
+    varied = [(path, value) for path, constant in positive.items() for value in _values(constant)]
     answers = parallel_map(
         partial(_varied, prediction.simulator, prediction.quick.root),
         [{path: value} for path, value in varied],
     )
     ln_qps = {key: ln for key, (ln, _, _) in zip(varied, answers, strict=True)}
-    rows = [_sensitivity(path, it, ln_qps, prediction) for path, it in positive.items()]
+    rows = [_sensitivity(path, constant, ln_qps, prediction) for path, constant in positive.items()]
     return tuple(
         sorted(
             _with_shares(prediction, rows),
@@ -173,7 +177,9 @@ def _with_shares(prediction: PredictedCapacity, rows: Sequence[SensitivityRow]) 
     """The rows with their shares: covariance of an effect with the sum of all, over the sum's variance."""
     sets = drawn(prediction.simulator.experiment, MANY_DRAWS)
     ln_qps = math.log(prediction.answer.root.rate_qps)
-    effects = {row.path: _effect(row, ln_qps, [one[row.path] for one in sets]) for row in rows if row.ln_sd}
+    effects = {
+        row.path: _effect(row, ln_qps, [errors[row.path] for errors in sets]) for row in rows if row.ln_sd
+    }
     if not sets or not effects:
         return rows
     total = np.sum(list(effects.values()), axis=0)
@@ -229,8 +235,8 @@ class QuantileDraws:
         return RateDraws(
             draws=len(self.draws),
             constants_sampled=self.sampled,
-            kept_probability=sum(seen.kept for seen in self.draws) / len(self.draws) if applies else None,
-            overloaded_draws=sum(not seen.steady for seen in self.draws),
+            kept_probability=sum(draw.kept for draw in self.draws) / len(self.draws) if applies else None,
+            overloaded_draws=sum(not draw.steady for draw in self.draws),
         )
 
     def constants_ms(self, limit: Limit, quantile_ms: float) -> tuple[float, float | None] | None:
@@ -239,8 +245,8 @@ class QuantileDraws:
         Its upper end is None (open) if too many draws are overloaded. None without draws or if the latency
         does not apply.
         """
-        seen = [(one.quantiles_ms[limit], one.steady) for one in self.draws]
-        drawn_ms = [(ms, steady) for ms, steady in seen if ms is not None]
+        quantiles = [(draw.quantiles_ms[limit], draw.steady) for draw in self.draws]
+        drawn_ms = [(ms, steady) for ms, steady in quantiles if ms is not None]
         base = self.base.quantiles_ms[limit]
         if not drawn_ms or base is None:
             return None

@@ -65,12 +65,12 @@ class BoundedTemplate:
 
     def render(self, data: Mapping[str, Any]) -> str:
         """The text. Raises Jinja's TemplateError or one of `WRONG`."""
-        said, length = [], 0
+        texts, length = [], 0
         for piece in self._template.generate({**data, STEPS: iter(range(MOST_STEPS))}):
             length += len(piece)
             _refuse_long(length)
-            said.append(piece)
-        return "".join(said)
+            texts.append(piece)
+        return "".join(texts)
 
 
 class _Language(ImmutableSandboxedEnvironment):

@@ -221,10 +221,10 @@ def talk(seed: int, mean_tokens: tuple[int, int], line: Callable[[str, str], str
     """Endless lines of user and character in turn, about `mean_tokens` long, each formatted by `line`."""
     text = sentences(seed)
     for author, tokens in cycle(zip(("User", "Character"), mean_tokens, strict=True)):
-        said = next(text)
-        while len(said) < LETTERS_PER_TOKEN * tokens:
-            said += next(text)
-        yield line(author, said.strip())
+        sentence = next(text)
+        while len(sentence) < LETTERS_PER_TOKEN * tokens:
+            sentence += next(text)
+        yield line(author, sentence.strip())
 
 
 def _numbers(seed: int) -> Iterator[int]:

@@ -103,8 +103,8 @@ def parse(answer: bytes, prompt: Sequence[int], output_tokens: int) -> tuple[Ans
         _fail(f"the endpoint answered no alternatives (logprobs.top_logprobs); {SERVER}")
     if len(tops) != len(tokens):
         _fail(f"the endpoint answered {len(tokens)} tokens but alternatives of {len(tops)}; {SERVER}")
-    said = choice.get("text")
-    text = one_line(said, TEXT_CHARS) if isinstance(said, str) else ""
+    body_text = choice.get("text")
+    text = one_line(body_text, TEXT_CHARS) if isinstance(body_text, str) else ""
     return Answer(tokens, tuple(_position(*each) for each in zip(tokens, tops, strict=True))), text
 
 
@@ -136,8 +136,8 @@ def _refuse_error(tree: dict[str, Any]) -> None:
     if tree.get("error") is None and tree.get("object") != "error":
         return
     error = tree.get("error")
-    said = (error if isinstance(error, dict) else tree).get("message")
-    text = said if isinstance(said, str) else "without a reason"
+    message = (error if isinstance(error, dict) else tree).get("message")
+    text = message if isinstance(message, str) else "without a reason"
     remedy = f"start vLLM with --max-logprobs {ALTERNATIVES}" if "logprobs of" in text else SERVER
     _fail(f"the endpoint refused the question: {one_line(text, WORD_CHARS)}; {remedy}")
 
@@ -333,8 +333,8 @@ class Asking:
             if self._enough.is_set():
                 break
             pending.append(self._threads.submit(self._one, question))
-        for one in pending:
-            one.result()
+        for prompt in pending:
+            prompt.result()
 
     def _one(self, question: AskedPrompt) -> None:
         try:

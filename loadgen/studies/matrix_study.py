@@ -222,7 +222,7 @@ def reference(parts: Parts) -> str | None:
     for verdict in parts.values():
         if isinstance(verdict, RunVerdict) and verdict.replays:
             return verdict.replays
-    return next((name for name, one in parts.items() if one.exit_code == summary.EXIT_OK), None)
+    return next((name for name, part in parts.items() if part.exit_code == summary.EXIT_OK), None)
 
 
 def cell_ratio(paired: PairedReplays, alone: Estimate) -> CellRatio:

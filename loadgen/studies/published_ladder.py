@@ -159,8 +159,8 @@ def levels(experiment: Experiment) -> list[LevelPlan]:
     ]
 
 
-def _times(it: Progressive, count: int) -> int:
-    return max(1, math.ceil(it.multiplier * count))
+def _times(progressive: Progressive, count: int) -> int:
+    return max(1, math.ceil(progressive.multiplier * count))
 
 
 def workload(experiment: Experiment) -> Workload:
@@ -224,11 +224,11 @@ def play(
     """
     run = []
     for number, level in enumerate(levels(experiment)):
-        run.append(seen := judged.figures(play_level(number, level)))
+        run.append(played := judged.figures(play_level(number, level)))
         shape = f" ({level.shape})" if level.shape else ""
         say(
-            f"{level.phase}{shape}, C = {level.concurrency}: {seen.requests} requests in "
-            f"{seen.seconds:.1f} s, {seen.total_tok_s:.0f} tok/s, p99 {seen.p99_s:.2f} s"
+            f"{level.phase}{shape}, C = {level.concurrency}: {played.requests} requests in "
+            f"{played.seconds:.1f} s, {played.total_tok_s:.0f} tok/s, p99 {played.p99_s:.2f} s"
         )
     return run
 
@@ -273,11 +273,11 @@ class PlayLadder(Job):
 
     def verdict(self, driver: Driver) -> RunVerdict:
         windows = driver.windows
-        seen = [judged.figures(windows.ledger.rows(number)) for number in range(len(windows.outcomes))]
+        figures = [judged.figures(windows.ledger.rows(number)) for number in range(len(windows.outcomes))]
         judgements = [(window.index, window.verdict) for window in windows.outcomes]
         void = {number: verdict.reason for number, verdict in judgements if not verdict.valid}
         verdict = replace(verdicts.levels_verdict(self.experiment, driver), clock="wall")
-        return concluded(verdict, self.experiment, [seen], "wall", void)
+        return concluded(verdict, self.experiment, [figures], "wall", void)
 
 
 def _offered(driver: Driver, number: int, level: LevelPlan) -> pa.Table:
@@ -320,7 +320,7 @@ def figures(
     void: Mapping[int, str] | None = None,
 ) -> LadderFigures:
     """The figures of all runs; each level is compared with the previous one of its phase."""
-    it, subject, plans = experiment.progressive, published_model_of(experiment), levels(experiment)
+    progressive, subject, plans = experiment.progressive, published_model_of(experiment), levels(experiment)
     number = next(number for number, level in enumerate(plans) if level.phase == BASELINE)
     baseline_p99_s = float(np.mean([run[number].p99_s for run in runs]))
     lines: list[LadderLevel] = []
@@ -329,17 +329,17 @@ def figures(
         before = lines[-1].total_tok_s if follows else None
         line = judged.row(level, [run[number] for run in runs], baseline_p99_s, before)
         lines.append(replace(line, void=(void or {}).get(number, "")))
-    fit = judged.rms(lines) if it.as_published and not void else None
+    fit = judged.rms(lines) if progressive.as_published and not void else None
     return LadderFigures(
-        profile=it.profile,
-        requests_per_user=it.requests_per_user,
-        prompts=it.prompts,
-        lengths=it.lengths,
+        profile=progressive.profile,
+        requests_per_user=progressive.requests_per_user,
+        prompts=progressive.prompts,
+        lengths=progressive.lengths,
         runs=len(runs),
         clock=clock,
-        as_published=it.as_published,
+        as_published=progressive.as_published,
         caution="; ".join(filter(None, [_caution(experiment), *kernels.kernel_lines(experiment)])),
-        how=_settings(it, len(runs), clock),
+        how=_settings(progressive, len(runs), clock),
         levels=tuple(lines),
         figures=tuple(map(tuple, runs)),
         rms=fit,
@@ -364,20 +364,21 @@ def _caution(experiment: Experiment) -> str:
     )
 
 
-def _settings(it: Progressive, runs: int, clock: str) -> str:
+def _settings(progressive: Progressive, runs: int, clock: str) -> str:
     """The benchmark's settings in one line."""
-    counts = f"the paper's request counts{'' if it.profile == 'default' else f' x {it.multiplier:g}'}"
-    if it.requests_per_user:
-        counts = f"{it.requests_per_user} requests for each one in flight"
-    prompts = "one prompt for all requests" if it.prompts == "same" else "unique prompts"
+    times = "" if progressive.profile == "default" else f" x {progressive.multiplier:g}"
+    counts = f"the paper's request counts{times}"
+    if progressive.requests_per_user:
+        counts = f"{progressive.requests_per_user} requests for each one in flight"
+    prompts = "one prompt for all requests" if progressive.prompts == "same" else "unique prompts"
     return f"{counts}, {prompts}, {runs} run(s) on the {clock} clock, {published_tables.SOURCE}"
 
 
 def plan_lines(experiment: Experiment, seconds: Sequence[float] | None) -> list[str]:
     """The plan, a line for each level; `seconds` are the engine model's times of the levels."""
-    plans, it = levels(experiment), experiment.progressive
+    plans, progressive = levels(experiment), experiment.progressive
     clock = "virtual" if is_virtual(experiment) else "wall"
-    lines = [f"# {experiment.model.name}: {_settings(it, it.runs, clock)}"]
+    lines = [f"# {experiment.model.name}: {_settings(progressive, progressive.runs, clock)}"]
     lines += [f"# {line}" for line in kernels.kernel_lines(experiment)]
     for number, level in enumerate(plans):
         images = f" ({level.image_tokens} of them image)" if level.image_tokens else ""
@@ -389,4 +390,4 @@ def plan_lines(experiment: Experiment, seconds: Sequence[float] | None) -> list[
         )
     total = sum(level.requests for level in plans)
     lasts = f", {sum(seconds):.0f} s by the engine model" if seconds else ", as long as the service takes"
-    return [*lines, f"# {total} requests a run{lasts}; {it.runs} run(s)"]
+    return [*lines, f"# {total} requests a run{lasts}; {progressive.runs} run(s)"]

@@ -227,7 +227,9 @@ def published_model_of(experiment: Experiment) -> PublishedModel | None:
 def model_of(experiment: Experiment) -> PublishedModel | None:
     """The paper's model, whatever its name and node."""
     facts = _facts(experiment.model, *_SERVED)
-    return next((it for it in PUBLISHED_MODELS if _facts(_loaded(it.words).model, *_SERVED) == facts), None)
+    return next(
+        (model for model in PUBLISHED_MODELS if _facts(_loaded(model.words).model, *_SERVED) == facts), None
+    )
 
 
 def _facts(spec: Hardware | Layout | Model, *without: str) -> dict[str, object]:

@@ -66,8 +66,8 @@ class QualityStudy(TwoSides):
         evidence = folder_evidence(self.path / "a", self.path / "b")
         answer_file.write_evidence(evidence, self.path / answer_file.EVIDENCE_FILE)
         gate_verdict = gate.judge(evidence, self.experiment.quality)
-        asked = f"{gate_verdict.prompts} prompts; questions {gate_pace(self.experiment).words}"
-        return _with_gate(replace(verdict, evidence=asked), gate_verdict, self.sides["a"], self.sides["b"])
+        pace = f"{gate_verdict.prompts} prompts; questions {gate_pace(self.experiment).words}"
+        return _with_gate(replace(verdict, evidence=pace), gate_verdict, self.sides["a"], self.sides["b"])
 
 
 class AskSide(Job):

@@ -63,8 +63,8 @@ def drawn(folder: Path, from_s: float, span_s: float | None, seed: int) -> tuple
     parts: list[tuple[Floats, Ints, Ints]] = []
     count = 0
     for number, path in enumerate(paths):
-        inside = [one for one in _spans(path) if from_s <= one.start_s < end_s and one.requests]
-        count += sum(one.requests for one in inside)
+        inside = [span for span in _spans(path) if from_s <= span.start_s < end_s and span.requests]
+        count += sum(span.requests for span in inside)
         if count > MOST_REQUESTS:
             raise ValueError(
                 f"the records have more than {MOST_REQUESTS} requests; take a part of them with "
@@ -73,7 +73,7 @@ def drawn(folder: Path, from_s: float, span_s: float | None, seed: int) -> tuple
         if inside:
             lengths = _Lengths(path.with_name(path.name.removesuffix(TRACE) + DATASET))
             rng = np.random.default_rng([seed, number])
-            parts += [(one.due_s(rng), *lengths.drawn_for(one, rng)) for one in inside]
+            parts += [(span.due_s(rng), *lengths.drawn_for(span, rng)) for span in inside]
     if not parts:
         raise ValueError(
             f"no client has a request from {from_s:g} s on; choose another workload.trace_from_s or a longer "
@@ -143,7 +143,7 @@ class _Lengths:
                 self._spans.append((self._start(start), pair))
         if not self._spans:
             raise ValueError(f"{path.name} has no lengths, but its client has requests")
-        self._spans.sort(key=lambda one: one[0])
+        self._spans.sort(key=lambda span: span[0])
 
     def drawn_for(self, span: Span, rng: np.random.Generator) -> tuple[Ints, Ints]:
         """Lengths of the requests of a span, from the latest record that is no later, or else the first."""

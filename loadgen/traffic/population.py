@@ -55,8 +55,8 @@ class SessionProcess:
             draw_lengths(spec.character_tokens, spec.characters, rng),
             int(CHARACTER_SHARE * spec.max_prompt_tokens) - spec.system_tokens,
         )
-        said = self._messages(POOL, rng) + draw_lengths(spec.answer_tokens, POOL, rng)
-        self._said = np.concatenate([[0], np.cumsum(np.concatenate([said, said]))])
+        tokens = self._messages(POOL, rng) + draw_lengths(spec.answer_tokens, POOL, rng)
+        self._said = np.concatenate([[0], np.cumsum(np.concatenate([tokens, tokens]))])
 
     @property
     def gap_s(self) -> float:
@@ -103,10 +103,10 @@ class SessionProcess:
         turns[_FIELDS] = rows
         turns["said_tokens"] += messages.astype(np.int32)
         fixed = (rows["character_tokens"] + rows["persona_tokens"]).astype(np.int64)
-        said = turns["said_tokens"].astype(np.int64)
-        cut = cut_tokens(said, self.spec.max_prompt_tokens - fixed, self.spec.step_tokens)
+        tokens = turns["said_tokens"].astype(np.int64)
+        cut = cut_tokens(tokens, self.spec.max_prompt_tokens - fixed, self.spec.step_tokens)
         turns["history_cut"] = cut
-        turns["input_tokens"] = fixed + said - cut
+        turns["input_tokens"] = fixed + tokens - cut
         turns["output_tokens"] = answers
         return turns
 

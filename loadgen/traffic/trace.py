@@ -193,9 +193,9 @@ def _blocks(hashes: Any, number: int) -> Blocks:
         return ()
     if not isinstance(hashes, list):
         raise ValueError(f"line {number}: hash_ids={hashes!r:.40} is no list; a list of integers is needed")
-    for one in hashes:
-        if not isinstance(one, int) or isinstance(one, bool) or not abs(one) < 2**64:
-            raise ValueError(f"line {number}: {one!r:.40} in hash_ids is no integer; write whole numbers")
+    for digest in hashes:
+        if not isinstance(digest, int) or isinstance(digest, bool) or not abs(digest) < 2**64:
+            raise ValueError(f"line {number}: {digest!r:.40} in hash_ids is no integer; write whole numbers")
     return tuple(hashes)
 
 

@@ -134,7 +134,9 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM has no types her
             "determine_available_memory": lambda: self._gpu.kv_bytes(
                 self.cache_config.gpu_memory_utilization
             ),
-            "get_supported_kv_cache_layouts": lambda: [it.name for it in get_supported_kv_cache_layouts([])],
+            "get_supported_kv_cache_layouts": lambda: [
+                layout.name for layout in get_supported_kv_cache_layouts([])
+            ],
             "get_supported_tasks": lambda: ("generate",),
             "supports_draft_weight_updates": lambda: False,
         }

@@ -186,8 +186,8 @@ class Transfers:
 
 def addressed(request_id: str, to_prefill: bool) -> Peer | None:
     """The engine that a request id of MoRI-IO's form names; None for other ids."""
-    found = (_PREFILL_ID if to_prefill else _DECODE_ID).search(request_id)
-    return Peer(found["host"], int(found["port"])) if found else None
+    match = (_PREFILL_ID if to_prefill else _DECODE_ID).search(request_id)
+    return Peer(match["host"], int(match["port"])) if match else None
 
 
 MOST_BYTES = 4096

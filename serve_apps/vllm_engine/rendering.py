@@ -130,9 +130,11 @@ class RenderingInput:
 
     def recipe(self, by_hand: bool = False) -> Recipe:
         """The recipe of a deployment, or of vLLM's own servers, which a person starts. Raises ValueError."""
-        asked = self.experiment
+        experiment = self.experiment
         engine = replace(self.engine, server="process") if by_hand else self.engine
-        return recipe_of(engine, asked.model, asked.layout, self.version, asked.hardware, not by_hand)
+        return recipe_of(
+            engine, experiment.model, experiment.layout, self.version, experiment.hardware, not by_hand
+        )
 
 
 def render(specs: RenderingInput) -> Rendering:
@@ -313,11 +315,13 @@ def calibration_text(specs: RenderingInput, machine: Sequence[str]) -> str:
     longest = int(recipe.args.get("max_model_len", specs.experiment.model.max_context_tokens))
     most_tokens = int(recipe.args.get("max_num_batched_tokens", max(PROMPTS)))
     spec = SimulatedEngine("simulated")
-    asked = specs.experiment
-    room = kv_blocks(spec, asked.model, asked.hardware, asked.layout) * spec.block_size
+    experiment = specs.experiment
+    room = kv_blocks(spec, experiment.model, experiment.hardware, experiment.layout) * spec.block_size
     batches = list(cases(longest, most_tokens, room))
     kinds = [
-        f"#   {kind}: {why}" for kind, why in KINDS.items() if any(it.startswith(kind) for it in batches)
+        f"#   {kind}: {why}"
+        for kind, why in KINDS.items()
+        if any(batch.startswith(kind) for batch in batches)
     ]
     return "\n".join(
         [

@@ -65,11 +65,11 @@ def test_the_requests_over_a_bound_are_those_of_the_worst_window() -> None:
     rows += [failed(1, 19.9)]
     lines = [window(0, 4.0, 0, 10), window(1, 5.0, 10, 20, ttft_p90_ms=3000.0)]
     run = OneRun(rows, lines, concluded())
-    found = analysis.over_bound(run)
-    assert (found.window["index"], found.limit, found.p90_ms, found.bound_ms) == (1, "ttft", 3000, 2000)
-    over = [row["seq"] for row in found.requests.to_pylist() if row["over"]]
-    assert len(over) == 4 and found.requests["arrivals"].to_pylist()[-1] is None
-    assert repr(found) == (
+    result = analysis.over_bound(run)
+    assert (result.window["index"], result.limit, result.p90_ms, result.bound_ms) == (1, "ttft", 3000, 2000)
+    over = [row["seq"] for row in result.requests.to_pylist() if row["over"]]
+    assert len(over) == 4 and result.requests["arrivals"].to_pylist()[-1] is None
+    assert repr(result) == (
         "<window 1 at 5 QPS per node: p90 TTFT 3000.0 ms, bound 2000 ms, 4 of 11 requests over it>"
     )
 

@@ -79,6 +79,6 @@ def test_the_lines_for_a_notebook_run() -> None:
 
 def test_percentiles_of_the_file_are_those_of_windows_parquet() -> None:
     run, names = load_run(GOLDEN), [f"{m}_p{q}_ms" for m in ("ttft", "tpot") for q in (50, 90, 99)]
-    found = [tables.percentiles(run, metric, (0.5, 0.9, 0.99)).to_pylist() for metric in ("ttft", "tpot")]
-    both = [ttft | tpot for ttft, tpot in zip(*found, strict=True)]
+    rows = [tables.percentiles(run, metric, (0.5, 0.9, 0.99)).to_pylist() for metric in ("ttft", "tpot")]
+    both = [ttft | tpot for ttft, tpot in zip(*rows, strict=True)]
     assert [{name: line[name] for name in names} for line in both] == run.windows().select(names).to_pylist()

@@ -73,7 +73,7 @@ def test_a_list_of_bounds_replaces_the_usual_ones_and_those_of_a_saved_run(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["slo.itl_p100_ms=80"], "'itl_p100' is no bound"),
         (["slo.itl_p99_ms=-1"], "slo.itl_p99_ms=-1 must be above 0"),
@@ -105,10 +105,10 @@ def test_a_list_of_bounds_replaces_the_usual_ones_and_those_of_a_saved_run(tmp_p
         (["slo.bounds=[{metric: itl, quantile: .9, ms: 3}]", "slo.e2e_p90_ms=3"], "set the same"),
     ],
 )
-def test_wrong_bounds_are_one_line_with_the_remedy(words: list[str], said: str) -> None:
+def test_wrong_bounds_are_one_line_with_the_remedy(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load(words)
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_an_answer_that_just_meets_its_bounds() -> None:
@@ -128,16 +128,16 @@ def test_scaled_bounds_keep_the_joint_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["engine=vllm_cpu"], "add engine.args.enable_per_request_metrics=true"),
         (["layout=1p1d_tp4_ep4"], "waits in two queues of layout=1p1d_tp4_ep4"),
     ],
 )
 def test_a_bound_on_a_queue_that_an_engine_does_not_tell_is_refused_at_once(
-    words: list[str], said: str
+    words: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
         checked_experiment("sweep", [*words, "slo.queue_p90_ms=500"], None)
-    assert str(refused.value).startswith("slo.queue_...: ") and said in str(refused.value)
+    assert str(refused.value).startswith("slo.queue_...: ") and message in str(refused.value)
     assert "\n" not in str(refused.value)

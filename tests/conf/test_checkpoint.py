@@ -67,12 +67,12 @@ OWN = {"name", "served_name", "kv_cache", "source", "step_time", "config_json", 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_checkpoint_has_the_facts_of_its_model_file(name: str) -> None:
-    known, found = load([f"model={name}"]).model, checkpoint.facts(CHECKPOINTS[name])
+    known, result = load([f"model={name}"]).model, checkpoint.facts(CHECKPOINTS[name])
     # The width of a dense layer of a model that has none.
     unused = {"intermediate"} if name.startswith("qwen") else set()
-    assert set(found) == {field.name for field in fields(Model)} - OWN
+    assert set(result) == {field.name for field in fields(Model)} - OWN
     assert {
-        key: value for key, value in found.items() if getattr(known, key) != value and key not in unused
+        key: value for key, value in result.items() if getattr(known, key) != value and key not in unused
     } == {}
 
 

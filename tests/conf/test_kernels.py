@@ -32,8 +32,10 @@ BATCH = Batch(decode_tokens=64, context_tokens=400_000, sequences=64)
 OFF, KIMI = "engine=simulated_triton", ("model=kimi_k25_int4", "layout=dp1_tp4")
 
 
-def step_s(asked: Experiment, batch: Batch = BATCH) -> float:
-    return roofline(asked.model, asked.hardware, asked.layout, asked.engine.kernel_ratio).duration_s(batch)
+def step_s(experiment: Experiment, batch: Batch = BATCH) -> float:
+    return roofline(
+        experiment.model, experiment.hardware, experiment.layout, experiment.engine.kernel_ratio
+    ).duration_s(batch)
 
 
 @pytest.mark.parametrize("subject", published_tables.PUBLISHED_MODELS, ids=lambda subject: subject.name)
@@ -49,32 +51,32 @@ def test_aiter_off_slows_the_models_down_that_were_fitted_with_it(
 
 
 def test_the_published_range_of_aiters_speed_is_drawn_with_the_other_constants() -> None:
-    asked = load([OFF])
-    assert STEP in uncertain(asked) and not any(path.startswith("engine.") for path in constants(load()))
-    drawn = replaced(asked, {STEP: AITER_SPEED[2]})
+    experiment = load([OFF])
+    assert STEP in uncertain(experiment) and not any(path.startswith("engine.") for path in constants(load()))
+    drawn = replaced(experiment, {STEP: AITER_SPEED[2]})
     assert step_s(drawn) == pytest.approx(step_s(load()) * AITER_SPEED[2])
     assert STEP not in uncertain(drawn)
     assert math.log(AITER_SPEED[2] / AITER_SPEED[1]) == pytest.approx(
-        1.96 * constants(asked)[STEP].ln_sd[1], rel=1e-3
+        1.96 * constants(experiment)[STEP].ln_sd[1], rel=1e-3
     )
 
 
 def test_a_prediction_without_aiter_is_lower_within_the_published_range_and_says_so() -> None:
-    asked = [load([engine, "engine.drift_sd=0", *QUICK]) for engine in ("engine=simulated_aiter", OFF)]
-    answers = [engine_model.predict(one, draws=0) for one in asked]
+    experiments = [load([engine, "engine.drift_sd=0", *QUICK]) for engine in ("engine=simulated_aiter", OFF)]
+    answers = [engine_model.predict(one, draws=0) for one in experiments]
     on, off = map(to_tree, answers)
     estimates = [tree["capacity"]["qps_per_node"]["value"] for tree in (on, off)]
     assert 1.0 < estimates[0] / estimates[1] < 1.12
     assert "kernels without AITER" in text_of(off) and "published for other models" in text_of(off)
     assert "in May 2025 vLLM 0.8.5 served" in text_of(off)
     assert "AITER" not in text_of(on)
-    found = ratio((answers[1], asked[1]), (answers[0], asked[0]))
-    assert found.value == pytest.approx(estimates[1] / estimates[0])
+    result = ratio((answers[1], experiments[1]), (answers[0], experiments[0]))
+    assert result.value == pytest.approx(estimates[1] / estimates[0])
 
 
 def test_what_aiter_would_give_a_model_fitted_without_it_is_said_to_be_unknown() -> None:
-    asked = load(["engine=simulated_aiter", *KIMI])
-    assert kernel_lines(asked) == [
+    experiment = load(["engine=simulated_aiter", *KIMI])
+    assert kernel_lines(experiment) == [
         "kernels aiter: their speed is not in the model, the figures are those of its constants, whose "
         "kernels are Triton"
     ]
@@ -104,29 +106,30 @@ R1 = ("model=deepseek_r1_fp8", "layout=dp1_tp8")
     ],
 )
 def test_a_release_that_was_measured_moves_launches_and_whole_steps(words: list[str], release: str) -> None:
-    asked = load(words)
-    plain = replace(asked, engine=replace(asked.engine, kernel_ratio=None))  # type: ignore[call-arg]
-    launch, step = (asked.model.posterior.releases[release][time][1] for time in ("launch", "step"))
+    experiment = load(words)
+    plain = replace(experiment, engine=replace(experiment.engine, kernel_ratio=None))  # type: ignore[call-arg]
+    launch, step = (experiment.model.posterior.releases[release][time][1] for time in ("launch", "step"))
     there, fit = (
-        roofline(each.model, each.hardware, each.layout, each.engine.kernel_ratio) for each in (asked, plain)
+        roofline(each.model, each.hardware, each.layout, each.engine.kernel_ratio)
+        for each in (experiment, plain)
     )
     assert there.launch_s == pytest.approx(fit.launch_s * launch * step)
     assert there.decode_gemm_token_s == pytest.approx(fit.decode_gemm_token_s * step)
-    assert not [transfer for transfer in transfers(asked) if transfer.text.startswith("engine")]
-    (line,) = kernel_lines(asked)
+    assert not [transfer for transfer in transfers(experiment) if transfer.text.startswith("engine")]
+    (line,) = kernel_lines(experiment)
     assert "launches take" in line and line.endswith("fitted to published rows of it")
-    constant = constants(asked)["engine.kernel_ratio.launch"]
+    constant = constants(experiment)["engine.kernel_ratio.launch"]
     assert constant.low is not None and constant.low < constant.value
 
 
 def test_a_release_that_nobody_measured_has_the_mean_of_those_that_were() -> None:
-    asked = load([*R1, "engine.version=SGLang 0.5.10"])
-    times = asked.model.posterior.releases.values()
+    experiment = load([*R1, "engine.version=SGLang 0.5.10"])
+    times = experiment.model.posterior.releases.values()
     for time in RELEASE_LN_SD:
         mean = sum(math.log(own[time][1]) for own in times) / (len(times) + 1)
-        constant = constants(asked)[f"engine.kernel_ratio.{time}"]
+        constant = constants(experiment)[f"engine.kernel_ratio.{time}"]
         assert math.log(constant.value) == pytest.approx(mean) and constant.source.startswith("assumed")
-    assert "assumed" in kernel_lines(asked)[0]
+    assert "assumed" in kernel_lines(experiment)[0]
     assert load([*R1, "engine.version=SGLang 2025-12"]).engine.kernel_ratio is None  # type: ignore[attr-defined]
     old, new = (load([OFF, f"engine.version=vLLM {version}"]) for version in ("0.8.5", "0.9.1"))
     assert step_s(load([OFF])) < step_s(new) < step_s(old)
@@ -134,8 +137,8 @@ def test_a_release_that_nobody_measured_has_the_mean_of_those_that_were() -> Non
 
 
 def test_an_unknown_backend_is_said_beside_another_release() -> None:
-    asked = load(["engine.version=vLLM 0.9.1", "engine.attention_backend=ROCM_FANCY"])
-    assert UNKNOWN in kernel_lines(asked)
+    experiment = load(["engine.version=vLLM 0.9.1", "engine.attention_backend=ROCM_FANCY"])
+    assert UNKNOWN in kernel_lines(experiment)
     both = load(["engine.version=vLLM 0.9.1", "engine.attention_backend=TRITON_ATTN"])
     assert both.engine.kernel_ratio.kv_read.value == BACKENDS["TRITON_ATTN"][0][1]  # type: ignore[attr-defined]
 
@@ -143,8 +146,10 @@ def test_an_unknown_backend_is_said_beside_another_release() -> None:
 def test_what_was_fitted_on_mi325x_computes_slower_on_mi300x() -> None:
     costs = []
     for gpu in ("mi325x", "mi300x"):
-        asked = load(["model=llama31_405b_fp8", "layout=dp1_tp8", "cluster=mi325x_1n", f"hardware={gpu}"])
-        costs.append(roofline(asked.model, asked.hardware, asked.layout))
+        experiment = load(
+            ["model=llama31_405b_fp8", "layout=dp1_tp8", "cluster=mi325x_1n", f"hardware={gpu}"]
+        )
+        costs.append(roofline(experiment.model, experiment.hardware, experiment.layout))
     assert costs[1].decode_gemm_token_s == pytest.approx(costs[0].decode_gemm_token_s / 0.82)
 
 
@@ -178,8 +183,8 @@ def test_kernels_that_cannot_be_are_refused(given: list[str], message: str) -> N
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_known_backend_scales_reads_and_prefill_attention_alone(backend: str) -> None:
-    asked, plain = load([f"engine.attention_backend={backend}"]), load()
-    cost = roofline(asked.model, asked.hardware, asked.layout, asked.engine.kernel_ratio)
+    experiment, plain = load([f"engine.attention_backend={backend}"]), load()
+    cost = roofline(experiment.model, experiment.hardware, experiment.layout, experiment.engine.kernel_ratio)
     of = roofline(plain.model, plain.hardware, plain.layout)
     read, attention = (ends[1] for ends in BACKENDS[backend])
     assert cost.context_token_s == pytest.approx(of.context_token_s * read)
@@ -189,21 +194,21 @@ def test_a_known_backend_scales_reads_and_prefill_attention_alone(backend: str) 
         of.weight_read_s,
         of.decode_gemm_token_s,
     )
-    assert set(uncertain(asked)) - set(uncertain(plain)) == {
+    assert set(uncertain(experiment)) - set(uncertain(plain)) == {
         "engine.kernel_ratio.kv_read",
         "engine.kernel_ratio.attention",
     }
-    machine = EngineKind.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    machine = EngineKind.of(experiment.engine, experiment.model, experiment.hardware, experiment.layout)
     assert machine.costs == cost
-    assert "a figure of Qwen3-235B on MI300X" in kernel_lines(asked)[0]
+    assert "a figure of Qwen3-235B on MI300X" in kernel_lines(experiment)[0]
 
 
 @pytest.mark.slow
 def test_the_shipped_ratios_lie_near_those_of_the_fit() -> None:
     for backend, (read, attention) in BACKENDS.items():
-        found = backends.fitted(backend)
-        assert read == pytest.approx(found.kv_read, rel=0.02)
-        assert attention == pytest.approx(found.attention, rel=0.02)
+        result = backends.fitted(backend)
+        assert read == pytest.approx(result.kv_read, rel=0.02)
+        assert attention == pytest.approx(result.attention, rel=0.02)
 
 
 UNKNOWN = (
@@ -234,30 +239,34 @@ def test_a_recipe_says_its_backend_and_notes_one_whose_speed_is_unknown(
     given: list[str], version: str, backend: str, known: bool
 ) -> None:
     process = ["engine.server=process"] if "engine.recipe=published" in given else []
-    found = resolve([*given, *process], version)
-    assert found.attention.upper() == backend
-    assert bool(found.unknown_speed) == (not known)
-    assert (found.unknown_speed in found.notes) == (not known)
+    result = resolve([*given, *process], version)
+    assert result.attention.upper() == backend
+    assert bool(result.unknown_speed) == (not known)
+    assert (result.unknown_speed in result.notes) == (not known)
 
 
 def test_an_emulated_vllm_has_the_steps_of_the_backend_that_its_recipe_names() -> None:
     from serve_apps.vllm_emulated.gpu import EmulatedGpu
 
-    asked = load(["engine=vllm_emulated"])
-    of = EmulatedGpu.from_specs(asked.engine, asked.model, asked.hardware, asked.layout)  # type: ignore[arg-type]
-    slow = EmulatedGpu.from_specs(asked.engine, asked.model, asked.hardware, asked.layout, "TRITON_ATTN")  # type: ignore[arg-type]
+    experiment = load(["engine=vllm_emulated"])
+    of = EmulatedGpu.from_specs(experiment.engine, experiment.model, experiment.hardware, experiment.layout)  # type: ignore[arg-type]
+    slow = EmulatedGpu.from_specs(
+        experiment.engine, experiment.model, experiment.hardware, experiment.layout, "TRITON_ATTN"
+    )  # type: ignore[arg-type]
     assert slow.costs.context_token_s == pytest.approx(
         of.costs.context_token_s * BACKENDS["TRITON_ATTN"][0][1]
     )
-    same = EmulatedGpu.from_specs(asked.engine, asked.model, asked.hardware, asked.layout, "ROCM_FANCY")  # type: ignore[arg-type]
+    same = EmulatedGpu.from_specs(
+        experiment.engine, experiment.model, experiment.hardware, experiment.layout, "ROCM_FANCY"
+    )  # type: ignore[arg-type]
     assert same == of
 
 
 def test_a_dry_run_of_vllm_says_a_backend_whose_speed_is_unknown(capsys: Any) -> None:
-    asked = ["engine=vllm", "cluster=mi325x_1n"]
-    assert main(["sweep", "--dry-run", *asked, "engine.args.attention_backend=ROCM_FANCY"]) == 0
+    words = ["engine=vllm", "cluster=mi325x_1n"]
+    assert main(["sweep", "--dry-run", *words, "engine.args.attention_backend=ROCM_FANCY"]) == 0
     assert f"# {UNKNOWN}\n" in capsys.readouterr().out
-    assert main(["sweep", "--dry-run", *asked]) == 0
+    assert main(["sweep", "--dry-run", *words]) == 0
     assert "its speed is not in the model" not in capsys.readouterr().out
-    with_it, without = (load([*asked, *more]) for more in (["engine.args.attention_backend=ROCM_FANCY"], []))
+    with_it, without = (load([*words, *more]) for more in (["engine.args.attention_backend=ROCM_FANCY"], []))
     assert all_kernels([with_it, without, with_it]) == [UNKNOWN]

@@ -51,8 +51,8 @@ def test_a_workload_is_named_with_its_lengths_and_marked_where_it_is_not_its_fil
 def test_a_layout_is_named_by_its_engines_where_they_are_not_those_of_its_file(
     words: list[str], name: str, gpus: int, tmp_path: Path
 ) -> None:
-    asked = describe(load(words))
-    assert (asked.layout, asked.gpus_per_node) == (name, gpus)
+    facts = describe(load(words))
+    assert (facts.layout, facts.gpus_per_node) == (name, gpus)
     saved = tmp_path / "config.yaml"
     saved.write_text(dump(load(words)))
     assert load(base=saved).layout.name == name
@@ -60,18 +60,18 @@ def test_a_layout_is_named_by_its_engines_where_they_are_not_those_of_its_file(
 
 
 def test_nothing_is_known_of_external_endpoints_that_no_word_said() -> None:
-    asked = describe(load(URL))
-    assert {asked.model, asked.hardware, asked.layout, asked.routing} == {"unknown"}
-    assert asked.gpus_per_node is None and asked.data_path == ""
-    assert named("model", asked.model) == "unknown model"
+    facts = describe(load(URL))
+    assert {facts.model, facts.hardware, facts.layout, facts.routing} == {"unknown"}
+    assert facts.gpus_per_node is None and facts.data_path == ""
+    assert named("model", facts.model) == "unknown model"
     assert describe(load([*URL, "layout.tensor_parallel=4"])).gpus_per_node is None
 
 
 def test_what_words_say_of_external_endpoints_is_kept() -> None:
     words = ["model=qwen3_235b_a22b_fp8", "hardware=mi300x", "layout=dp2_tp4_ep4", "routing=round_robin"]
-    asked = describe(load([*URL, *words]))
-    assert (asked.model, asked.hardware) == ("Qwen3-235B-A22B-Instruct-2507-FP8", "MI300X")
-    assert (asked.layout, asked.gpus_per_node, asked.routing) == ("dp2_tp4_ep4", 8, "round_robin")
+    facts = describe(load([*URL, *words]))
+    assert (facts.model, facts.hardware) == ("Qwen3-235B-A22B-Instruct-2507-FP8", "MI300X")
+    assert (facts.layout, facts.gpus_per_node, facts.routing) == ("dp2_tp4_ep4", 8, "round_robin")
     assert describe(load([*URL, "model.served_name=llama"])).model == "llama"
 
 

@@ -28,7 +28,7 @@ def test_values_reach_the_experiment_as_they_were_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["matrix.layout=a"], "needs a list"),
         (["matrix.layout=[]"], "needs a list"),
@@ -39,8 +39,8 @@ def test_values_reach_the_experiment_as_they_were_written() -> None:
         (["matrix.seed=[1,2]", "seed=4"], "leave seed=... out"),
     ],
 )
-def test_what_is_no_grid_is_refused(words: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_no_grid_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         matrix(words)
 
 
@@ -63,9 +63,9 @@ def test_the_crossing_is_found_from_anywhere_in_a_few_looks(
         looks.append(qps)
         return curve(qps)
 
-    found = find_root(excess, start_qps, (0.05, 200), 2.0, 0.002)
+    result = find_root(excess, start_qps, (0.05, 200), 2.0, 0.002)
     right = 4.95 if curve is CURVES["a queue's pole"] else 5.0
-    assert found.side == 0 and found.rate_qps == pytest.approx(right, rel=0.004)
+    assert result.side == 0 and result.rate_qps == pytest.approx(right, rel=0.004)
     assert len(looks) <= 25
 
 

@@ -84,7 +84,7 @@ def test_another_model_and_another_gpu_widen_one_constant_together(tmp_path: Pat
     smaller = {"num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32}
     config.write_text(json.dumps({**qwen, **smaller, "moe_intermediate_size": 768}))
     other = load([f"model.config_json={config}", "model.name=Mine", "hardware=h200"])
-    texts = [one.text for one in transfers(other)]
+    texts = [transfer.text for transfer in transfers(other)]
     assert texts[2:] == ["weights bf16 (fitted: fp8)", "KV cache fp8 (fitted: bf16)"]
     assert texts[0].startswith("model Mine (fitted: Qwen3-235B") and texts[1].startswith("GPU H200")
     own = widths(load([]), DEPLOYMENT)

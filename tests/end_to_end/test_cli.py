@@ -52,9 +52,9 @@ def test_what_is_refused_starts_nothing(tmp_path: Path) -> None:
 
 def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "--dry-run", f"out={tmp_path}"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f'out: "{tmp_path}"  # default "runs"\n') and "345 s of load" in said
-    assert "# 1 replica(s) on 1 node(s): 1 x TP8/EP8\n" in said
+    output = capsys.readouterr().out
+    assert output.startswith(f'out: "{tmp_path}"  # default "runs"\n') and "345 s of load" in output
+    assert "# 1 replica(s) on 1 node(s): 1 x TP8/EP8\n" in output
     assert not list(tmp_path.iterdir())
 
 
@@ -143,17 +143,17 @@ DRY = [
 def test_a_verb_has_help_with_examples_of_its_own(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([verb, "--help"])
-    found = examples(capsys.readouterr().out.partition("examples:")[2])
-    assert ended.value.code == 0 and found
-    assert all(f"{line} ".startswith(f"python -m loadgen {verb} ") for line in found)
+    output = examples(capsys.readouterr().out.partition("examples:")[2])
+    assert ended.value.code == 0 and output
+    assert all(f"{line} ".startswith(f"python -m loadgen {verb} ") for line in output)
 
 
 @pytest.mark.parametrize("verb", grammar.VERBS)
 def test_the_help_of_a_verb_has_its_own_flags(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([verb, "--help"])
-    said = capsys.readouterr().out
-    own = said.partition("options:")[2]
+    output = capsys.readouterr().out
+    own = output.partition("options:")[2]
     assert not [
         flag for flag, (verbs, _) in grammar.FLAGS.items() if verb not in verbs and f"  {flag}" in own
     ]
@@ -182,8 +182,8 @@ def test_an_example_of_loadgen_can_be_done(
     words = [STAND_INS.get(word, word) for word in shlex.split(line)[3:]]
     dry = [word for word in words if word != "--dry-run"] + ["--dry-run"]
     assert main(dry) == 0
-    told = capsys.readouterr()
-    assert told.out and not told.err
+    output = capsys.readouterr()
+    assert output.out and not output.err
     assert [file.name for file in tmp_path.iterdir()] == ["trace.csv"]
 
 
@@ -255,9 +255,9 @@ def test_a_name_that_promises_something_else_is_refused(
     words: list[str], name: str, asks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert reading.main([*words, "--out", str(tmp_path / name)]) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith("error: --out ") and said.err.endswith(f"give it a name in {asks}\n")
-    assert said.err.count("\n") == 1 and not said.out and not list(tmp_path.iterdir())
+    output = capsys.readouterr()
+    assert output.err.startswith("error: --out ") and output.err.endswith(f"give it a name in {asks}\n")
+    assert output.err.count("\n") == 1 and not output.out and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -167,9 +167,9 @@ def test_another_hosts_clock_is_known_by_the_shortest_round_trip(
 ) -> None:
     there = Elsewhere(ahead_ns, [(9 * MS, MS), (80_000, 60_000), (0, 40 * MS)])
     monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", there.monotonic_ns)
-    found = ClockOffset.measured(there.read)
-    assert found.doubt_ns <= 70_001
-    assert abs(found.offset_ns - ahead_ns) <= found.doubt_ns
+    result = ClockOffset.measured(there.read)
+    assert result.doubt_ns <= 70_001
+    assert abs(result.offset_ns - ahead_ns) <= result.doubt_ns
 
 
 def test_a_clock_that_is_far_away_refuses_a_common_start(monkeypatch: pytest.MonkeyPatch) -> None:

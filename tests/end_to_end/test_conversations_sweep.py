@@ -94,12 +94,12 @@ class Interrupted:
         return getattr(self._fleet, name)
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = self._fleet.run(schedule, until_ns)
+        progress = self._fleet.run(schedule, until_ns)
         if schedule is not None and schedule.window_index == 1 and PHASES.index("window") in schedule.phase:
             self._at_ns = until_ns
         elif until_ns > self._at_ns:
             raise KeyboardInterrupt
-        return seen
+        return progress
 
 
 class CutSearch(SearchCapacity):

@@ -58,17 +58,17 @@ def test_the_long_prompts_of_the_other_team_are_met() -> None:
 @pytest.mark.slow
 def test_two_tp4_serve_more_than_one_tp8_at_the_same_latency() -> None:
     (ratio,) = (it for it in STUDIES if isinstance(it, Ratio))
-    (found,) = answers(ratio, 40)
-    assert found.predicted > 0
-    assert found.low < math.log(1.45) < found.high
-    assert found.high - found.low < math.log(1.5)
+    (rows,) = answers(ratio, 40)
+    assert rows.predicted > 0
+    assert rows.low < math.log(1.45) < rows.high
+    assert rows.high - rows.low < math.log(1.5)
 
 
 @pytest.mark.slow
 def test_most_rows_lie_in_their_intervals_which_are_not_too_wide() -> None:
-    found = [row for study in STUDIES for row in answers(study, 12)]
-    assert sum(row.inside for row in found) >= 0.9 * len(found)
-    assert np.median([row.high - row.low for row in found]) / 2 < 0.2
+    result = [row for study in STUDIES for row in answers(study, 12)]
+    assert sum(row.inside for row in result) >= 0.9 * len(result)
+    assert np.median([row.high - row.low for row in result]) / 2 < 0.2
 
 
 def test_every_fitted_constant_has_its_correlations() -> None:
@@ -124,7 +124,7 @@ def test_one_batch_lasts_as_long_as_its_tokens_and_names_what_is_assumed(tmp_pat
     studies, _ = read([written(tmp_path, text)])
     short, long, many = (math.exp(study.predict({})[0]) for study in studies)
     assert 1.9 < long / short < 2.0 and 1.0 < many / long < 3.0
-    texts = [it.text for it in transfers(studies[0].experiment)]
+    texts = [transfer.text for transfer in transfers(studies[0].experiment)]
     assert texts == ["GPU H200 SXM (fitted: MI325X, MI300X)", "engine vLLM 0.12.1 (fitted: vLLM 0.14)"]
 
 
@@ -173,7 +173,9 @@ def test_mlperf_needs_its_lengths_and_counts_a_run_once(tmp_path: Path) -> None:
     assert not studies and all("length pairs" in line or "several GPUs" in line for line in skipped)
     studies, _ = read([rows, lengths])
     (server,) = (
-        it for it in studies if isinstance(it, Submission) and (it.gpu, it.scenario) == ("MI325X", "Server")
+        study
+        for study in studies
+        if isinstance(study, Submission) and (study.gpu, study.scenario) == ("MI325X", "Server")
     )
     seen = np.exp(server.predict({}))
     published = [rate for _, rate, *_ in server.rows]
@@ -225,10 +227,10 @@ def test_the_constants_of_kernels_are_found_again(tmp_path: Path) -> None:
     rows = [f"x,{shape.tokens},{shape.columns},8192,{next(times)}\n" for it in studies for shape in it.shapes]
     studies, _ = read([written(tmp_path, header + "".join(rows))])
     assert all(isinstance(study, Kernels) for study in studies)
-    found, rms, _ = fitted(studies, "FP8, scale per channel")
-    assert rms < 1e-3 and found.peak == pytest.approx(known.peak, rel=0.01)
+    result, rms, _ = fitted(studies, "FP8, scale per channel")
+    assert rms < 1e-3 and result.peak == pytest.approx(known.peak, rel=0.01)
     (shape, *_), peaks = studies[0].shapes, studies[0].peaks
-    assert ln_us(found, shape, *peaks) == pytest.approx(ln_us(known, shape, *peaks), abs=1e-3)
+    assert ln_us(result, shape, *peaks) == pytest.approx(ln_us(known, shape, *peaks), abs=1e-3)
 
 
 def test_the_summary_has_sign_size_and_interval() -> None:
@@ -236,8 +238,8 @@ def test_the_summary_has_sign_size_and_interval() -> None:
         Answer(Figure("", 1.0, "s", 0.0), math.log(ratio), math.log(ratio) - 0.05, math.log(ratio) + 0.05)
         for ratio in (1.04, 1.1)
     ]
-    found = Summary.of(rows)
-    assert found.inside == 1 and found.bias == pytest.approx(math.log(1.04 * 1.1) / 2)
+    summary = Summary.of(rows)
+    assert summary.inside == 1 and summary.bias == pytest.approx(math.log(1.04 * 1.1) / 2)
     assert verdict(rows)[-2:] == ["bias +6.7 %, half interval 5.0 %", "inside 1 of 2; median error 7.0 %"]
 
 
@@ -247,5 +249,5 @@ def test_a_card_with_one_source_is_left_out_for_its_relatives_constants() -> Non
     assert own["model.step_time.layer_us"] != study.experiment.model.step_time.layer_us.value
     ln = np.log([values["model.step_time.deployment_scale"] for values in drawn])
     assert ln.std() > math.hypot(MODEL_LN_SD, RELEASE_LN_SD["step"]) * 0.9
-    (found, *_) = answers(study, 0, [own])
-    assert found.low < found.predicted < found.high
+    (rows, *_) = answers(study, 0, [own])
+    assert rows.low < rows.predicted < rows.high

@@ -52,8 +52,8 @@ def told(field: pa.Field, key: str) -> str:
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_column_names_types_and_units_are_frozen(name: str) -> None:
-    found = {field.name: [str(field.type), told(field, "unit")] for field in SCHEMAS[name]}
-    assert found == FROZEN[name]
+    result = {field.name: [str(field.type), told(field, "unit")] for field in SCHEMAS[name]}
+    assert result == FROZEN[name]
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -194,8 +194,8 @@ def test_a_latency_that_does_not_apply_is_null_and_that_of_a_failure_infinite() 
     rows = records.table(
         [answer, answer | {"status": "missed"}, answer | {"phase": "retracted", "status": "missed"}]
     )
-    found = metrics.with_latencies(rows).select(["ttft_ms", "tpot_ms", "send_lag_ms"]).to_pydict()
-    assert found == {
+    result = metrics.with_latencies(rows).select(["ttft_ms", "tpot_ms", "send_lag_ms"]).to_pydict()
+    assert result == {
         "ttft_ms": [1000.0, np.inf, None],
         "tpot_ms": [None, None, None],
         "send_lag_ms": [None, np.inf, None],
@@ -253,7 +253,7 @@ def test_a_killed_run_has_a_row_for_every_planned_request(killed: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "question",
     [
         {"window_index": 1},
         {"phase": "window"},
@@ -264,15 +264,15 @@ def test_a_killed_run_has_a_row_for_every_planned_request(killed: Path) -> None:
 )
 @pytest.mark.parametrize("columns", [None, ["replica_id", "seq"], ["itl_us"], []])
 def test_a_selection_is_that_of_the_whole_table_also_of_a_killed_run(
-    killed: Path, asked: dict[str, Any], columns: list[str] | None
+    killed: Path, question: dict[str, Any], columns: list[str] | None
 ) -> None:
     for run in (load_run(GOLDEN), load_run(killed)):
         expected = run.requests()
-        for name, value in asked.items():
+        for name, value in question.items():
             kept = [found == value for found in expected[name].to_pylist()]
             expected = expected.filter(pa.array(kept, pa.bool_()))
         expected = expected if columns is None else expected.select(columns)
-        found = run.requests(columns=columns, **asked)
+        found = run.requests(columns=columns, **question)
         assert found.equals(expected) and found.schema.equals(expected.schema, check_metadata=True)
 
 

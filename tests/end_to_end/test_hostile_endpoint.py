@@ -300,15 +300,15 @@ def is_told(url: str, _deadline_s: float) -> Outcome:
 def scrapes(server: HostileServer, names: Sequence[str], path: Path) -> dict[str, Outcome]:
     """Several cases in one sample: a replica each."""
     urls = {str(number): f"{server.address('metrics', name)}/metrics" for number, name in enumerate(names)}
-    said: list[str] = []
-    with Scraper(urls, path, time.monotonic_ns, Access(Secret(KEY)), said.append):
+    lines: list[str] = []
+    with Scraper(urls, path, time.monotonic_ns, Access(Secret(KEY)), lines.append):
         until_s = time.monotonic() + 60
         while read_stream(path, SERVER).num_rows < len(names):
             assert time.monotonic() < until_s, "no sample"
             time.sleep(0.05)
     rows = read_stream(path, SERVER).slice(0, len(names)).to_pylist()
     return {
-        name: Outcome(row["error"] is not None, [row["replica"], row["error"] or "", *said])
+        name: Outcome(row["error"] is not None, [row["replica"], row["error"] or "", *lines])
         for name, row in zip(names, rows, strict=True)
     }
 
@@ -404,11 +404,11 @@ def test_the_key_reached_nobody_else(met: Met) -> None:
 
 
 def test_every_door_stands_a_few_cases_of_each_kind(tmp_path: Path) -> None:
-    found = meeting(FEW, tmp_path, SHORT_S)
-    for door, outcomes in found.outcomes.items():
+    result = meeting(FEW, tmp_path, SHORT_S)
+    for door, outcomes in result.outcomes.items():
         for name in outcomes:
-            found.check(door, name)
-    assert found.stolen == []
+            result.check(door, name)
+    assert result.stolen == []
 
 
 def test_an_echo_says_where_the_key_was() -> None:

@@ -85,8 +85,8 @@ def test_who_reads_an_altered_run_says_so_and_fails(
 ) -> None:
     spoil(run)
     assert reading.main(READERS[verb](run)) == 1
-    said = capsys.readouterr()
-    banner = said.err if verb == "export" else said.out
+    output = capsys.readouterr()
+    banner = output.err if verb == "export" else output.out
     assert banner.startswith(f"ALTERED  {run} is not as it was written: ")
     if verb == "report" and (run / "report.html").exists():
         page = (run / "report.html").read_text()
@@ -159,9 +159,9 @@ def test_a_conclusion_of_odd_kinds_is_one_line(
     run: Path, verb: str, odd: str, capsys: pytest.CaptureFixture[str], drawn_nothing: None
 ) -> None:
     edited(unsealed(run), "sweep.json", ODD[odd])
-    code, said = reading.main(READERS[verb](run)), capsys.readouterr()
-    assert code in (0, 1, 2, 4) and said.err.count("\n") <= 1 and "Traceback" not in said.err
-    assert code == 0 or said.err.startswith("error: ") or verb == "plan"
+    code, output = reading.main(READERS[verb](run)), capsys.readouterr()
+    assert code in (0, 1, 2, 4) and output.err.count("\n") <= 1 and "Traceback" not in output.err
+    assert code == 0 or output.err.startswith("error: ") or verb == "plan"
 
 
 @battery
@@ -171,9 +171,9 @@ def test_a_table_of_other_columns_is_one_line(
 ) -> None:
     pa.parquet.write_table(pa.table({"index": ["a"], "kind": [1]}), unsealed(run) / "windows.parquet")
     pa.parquet.write_table(pa.table({"seq": ["a"]}), run / "requests" / "part-000.parquet")
-    code, said = reading.main(READERS[verb](run)), capsys.readouterr()
-    assert (code, said.err.count("\n")) == (0, 0) if verb == "show" else code in (1, 2)
-    assert said.err.count("\n") <= 1
+    code, output = reading.main(READERS[verb](run)), capsys.readouterr()
+    assert (code, output.err.count("\n")) == (0, 0) if verb == "show" else code in (1, 2)
+    assert output.err.count("\n") <= 1
 
 
 STUDIES: dict[str, dict[str, Any]] = {
@@ -220,9 +220,9 @@ def test_a_configuration_of_a_stranger_is_refused_in_few_words(
 ) -> None:
     (run / "config.yaml").write_text(CONFIGS[config])
     assert loading.main(["sweep", "--config", str(run / "config.yaml"), "--dry-run"]) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith(("error: cannot read ", f"error: {run / 'config.yaml'}: "))
-    assert all(line.startswith("error: ") for line in said.err.splitlines()) and len(said.err) < 1200
+    output = capsys.readouterr()
+    assert output.err.startswith(("error: cannot read ", f"error: {run / 'config.yaml'}: "))
+    assert all(line.startswith("error: ") for line in output.err.splitlines()) and len(output.err) < 1200
     assert reading.main(["report", str(unsealed(run))]) == 0
     assert capsys.readouterr().err == ""
 
@@ -359,8 +359,8 @@ def test_a_copied_run_gets_its_report_where_it_lies(
 
 
 def test_a_failed_start_gets_no_report_of_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked, none = describe(load_run(run).config), RequestCounts(0, 0, {})
-    failed = RunVerdict(asked=asked, folder=str(run), valid=False, exit_code=5, requests=none)
+    facts, none = describe(load_run(run).config), RequestCounts(0, 0, {})
+    failed = RunVerdict(asked=facts, folder=str(run), valid=False, exit_code=5, requests=none)
     assert output.with_report(failed) == failed
     output.write_report(failed)
     assert not (run / "report.html").exists()
@@ -387,10 +387,10 @@ def test_a_name_is_text(name: str, tmp_path: Path, capsys: pytest.CaptureFixture
     from conf import load
     from conf.compose import dump
 
-    asked = load([f"run={name}", f"out={name}", f"target.api_key_env={name}"])
-    assert (asked.run, asked.out, asked.target.api_key_env) == (name, name, name)
-    (tmp_path / "config.yaml").write_text(dump(asked))
-    assert load(base=tmp_path / "config.yaml") == asked
+    experiment = load([f"run={name}", f"out={name}", f"target.api_key_env={name}"])
+    assert (experiment.run, experiment.out, experiment.target.api_key_env) == (name, name, name)
+    (tmp_path / "config.yaml").write_text(dump(experiment))
+    assert load(base=tmp_path / "config.yaml") == experiment
 
 
 @battery

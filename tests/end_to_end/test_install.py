@@ -25,11 +25,11 @@ LOCKS = ("requirements.lock", "requirements-vllm.lock", "requirements-vllm-torch
 
 def pinned(lock: str) -> dict[str, list[str]]:
     """The hashes of every package of a lock file."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for entry in (ROOT / lock).read_text().replace("\\\n", " ").splitlines():
         name, *hashes = re.split(r"\s+--hash=sha256:", entry.strip())
-        found[re.split(r"[=\[ ]", name)[0]] = hashes
-    return found
+        result[re.split(r"[=\[ ]", name)[0]] = hashes
+    return result
 
 
 def named(requirement: str) -> str:
@@ -95,8 +95,13 @@ def test_a_failed_installation_names_the_remedy_and_leaves_nothing_that_counts(
     computer.failing = "pip"
     with pytest.raises(SystemExit) as failed:
         computer.make(kind, tmp_path / "here")
-    said = str(failed.value)
-    assert "PIP_INDEX_URL" in said and "PIP_FIND_LINKS" in said and " GB " in said and "\n" not in said
+    message = str(failed.value)
+    assert (
+        "PIP_INDEX_URL" in message
+        and "PIP_FIND_LINKS" in message
+        and " GB " in message
+        and "\n" not in message
+    )
     computer.failing = "nothing"
     assert any("pip" in command for command in computer.make(kind, tmp_path / "here")[:2])
 
@@ -229,5 +234,5 @@ def test_the_wheel_answers_in_an_empty_environment(tmp_path: Path) -> None:
         )
         assert ran.returncode == 0 and expected in ran.stdout, ran.stderr
     where = "import loadgen; print(loadgen.__file__)"
-    told = subprocess.check_output([str(bin_ / "python"), "-c", where], cwd=tmp_path, env=env, text=True)
-    assert told.startswith(str(tmp_path / "fresh"))
+    output = subprocess.check_output([str(bin_ / "python"), "-c", where], cwd=tmp_path, env=env, text=True)
+    assert output.startswith(str(tmp_path / "fresh"))

@@ -75,8 +75,8 @@ class Deployments:
         self.up = 0
 
     @contextmanager
-    def service(self, asked: Experiment, _emit: Any) -> Iterator[Service]:
-        seats: int = asked.engine.max_num_seqs  # type: ignore[attr-defined]
+    def service(self, experiment: Experiment, _emit: Any) -> Iterator[Service]:
+        seats: int = experiment.engine.max_num_seqs  # type: ignore[attr-defined]
         self.deployed.append(seats)
         if seats in self.fails:
             raise TargetError("no replica came up within 1800 s")
@@ -113,9 +113,9 @@ def by_name(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_axes_of_the_deployment_are_outermost_and_a_refused_cell_keeps_its_place() -> None:
     axes = ["matrix.slo.tpot_p90_ms=[100,50]", "matrix.layout=[dp1_tp8_ep8,nonsense,dp2_tp4_ep4]"]
-    found = MatrixStudy(cells_of_words(matrix(axes), load))
-    assert tuple(found.cells[0].at) == ("layout", "slo.tpot_p90_ms")
-    told = [(cell.name, *cell.at.values(), bool(cell.refused)) for cell in found.cells]
+    result = MatrixStudy(cells_of_words(matrix(axes), load))
+    assert tuple(result.cells[0].at) == ("layout", "slo.tpot_p90_ms")
+    told = [(cell.name, *cell.at.values(), bool(cell.refused)) for cell in result.cells]
     assert told == [
         ("cell-1", "dp1_tp8_ep8", 100, False),
         ("cell-2", "dp1_tp8_ep8", 50, False),
@@ -124,15 +124,15 @@ def test_axes_of_the_deployment_are_outermost_and_a_refused_cell_keeps_its_place
         ("cell-5", "dp2_tp4_ep4", 100, False),
         ("cell-6", "dp2_tp4_ep4", 50, False),
     ]
-    assert (list(found.experiments), found.deployments) == (["cell-1", "cell-2", "cell-5", "cell-6"], 2)
+    assert (list(result.experiments), result.deployments) == (["cell-1", "cell-2", "cell-5", "cell-6"], 2)
 
 
 @pytest.mark.slow
 def test_each_service_is_deployed_once_and_the_ratio_on_common_requests_is_right(
     tmp_path: Path, deployments: Deployments
 ) -> None:
-    found = grid(tmp_path, "matrix.slo.tpot_p90_ms=[100,80]", "matrix.engine.max_num_seqs=[1023,1024]")
-    tree = to_tree(measuring.run(found, deployments.site, silent))
+    result = grid(tmp_path, "matrix.slo.tpot_p90_ms=[100,80]", "matrix.engine.max_num_seqs=[1023,1024]")
+    tree = to_tree(measuring.run(result, deployments.site, silent))
     assert (deployments.deployed, deployments.up) == ([1023, 1024], 0)
     assert (tree["exit_code"], tree["valid"], tree["state"]) == (0, True, "ended")
     rows = by_name(tree)
@@ -232,9 +232,9 @@ def test_a_cell_that_gets_its_capacity_late_has_the_requests_of_who_came_first(
     ],
 )
 def test_pairs_that_cannot_be_believed_give_no_ratio(ratio: Ratio | None, how: str, why: str) -> None:
-    found = matrix_study.cell_ratio(PairedReplays(5, ratio), Estimate(1.1, 0.9, 1.3))
-    assert found.how == how and why in found.why and bool(why) == bool(found.why)
-    assert found.estimate.ends == ((0.95, 1.1) if how == "paired" else (0.9, 1.3))
+    result = matrix_study.cell_ratio(PairedReplays(5, ratio), Estimate(1.1, 0.9, 1.3))
+    assert result.how == how and why in result.why and bool(why) == bool(result.why)
+    assert result.estimate.ends == ((0.95, 1.1) if how == "paired" else (0.9, 1.3))
 
 
 @pytest.mark.slow
@@ -243,8 +243,8 @@ def test_ctrl_c_ends_the_grid_and_resume_goes_on(tmp_path: Path, deployments: De
         if kind == "window_done" and facts["kind"] == "window" and deployments.deployed == [1023, 1024]:
             raise KeyboardInterrupt
 
-    found = grid(tmp_path, "matrix.engine.max_num_seqs=[1023,1024]")
-    tree = to_tree(measuring.run(found, deployments.site, cut))
+    result = grid(tmp_path, "matrix.engine.max_num_seqs=[1023,1024]")
+    tree = to_tree(measuring.run(result, deployments.site, cut))
     assert (tree["exit_code"], tree["valid"], deployments.up) == (130, False, 0)
     path = tmp_path / "grid"
     text = concluded(path)
@@ -263,7 +263,7 @@ def test_ctrl_c_ends_the_grid_and_resume_goes_on(tmp_path: Path, deployments: De
 def test_a_service_that_is_no_longer_whole_is_deployed_anew(deployments: Deployments) -> None:
     asked = load([*SHARED, "engine.max_num_seqs=1023"])
     faults: list[str | None] = []
-    said: list[str] = []
+    lines: list[str] = []
     room: list[tuple[int, int]] = []
 
     @contextmanager
@@ -275,7 +275,7 @@ def test_a_service_that_is_no_longer_whole_is_deployed_anew(deployments: Deploym
         raise TargetError("a replica is left")
 
     def told(_kind: str, /, **facts: Any) -> None:
-        said.append(facts["text"])
+        lines.append(facts["text"])
 
     crowd = replace(asked, fleet=replace(asked.fleet, actors=3))
     longer = replace(asked, workload=load(["workload.input_tokens.mean=19000"]).workload)
@@ -285,7 +285,7 @@ def test_a_service_that_is_no_longer_whole_is_deployed_anew(deployments: Deploym
         with kept.service(asked, told):
             pass
     assert (len(deployments.deployed), deployments.up) == (2, 1)
-    assert any("deployed again: replica a is gone" in line for line in said)
+    assert any("deployed again: replica a is gone" in line for line in lines)
     assert room == [(3, 19000)] * 2, "for the largest fleet and the longest requests that may come"
     faults.append(None)
     with kept.service(asked, told) as up:
@@ -297,7 +297,7 @@ def test_a_service_that_is_no_longer_whole_is_deployed_anew(deployments: Deploym
         raise ZeroDivisionError
     assert deployments.up == 0
     kept.close()
-    assert sum("did not go down" in line for line in said) == 2
+    assert sum("did not go down" in line for line in lines) == 2
 
 
 @pytest.mark.slow

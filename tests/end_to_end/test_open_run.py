@@ -30,9 +30,9 @@ def refused(act: Any, *words: Any, **more: Any) -> str:
     """What is said, in one line."""
     with pytest.raises((RunError, ConfigError)) as error:
         act(*words, **more)
-    said = str(error.value)
-    assert "\n" not in said and len(said) < 500
-    return said
+    message = str(error.value)
+    assert "\n" not in message and len(message) < 500
+    return message
 
 
 def in_memory(*files: str) -> fs.FileSystem:
@@ -79,15 +79,15 @@ def test_a_run_on_another_file_system_is_copied_and_is_the_same_run(way: str, tr
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("place", "message"),
     [
         ("s4://bucket/run", "cannot be opened: Unrecognized filesystem type in URI: s4://bucket/run"),
         ("mock:///bucket/run", "cannot be opened: there is nothing"),
         ("file:///no/such/run", "is not a run folder: it has no manifest.json"),
     ],
 )
-def test_what_a_uri_does_not_lead_to_is_said(place: str, said: str) -> None:
-    assert refused(load_run, place) == f"{place} {said}"
+def test_what_a_uri_does_not_lead_to_is_said(place: str, message: str) -> None:
+    assert refused(load_run, place) == f"{place} {message}"
 
 
 def test_a_folder_elsewhere_that_is_no_run_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,8 +225,8 @@ def test_figures_that_no_run_writes_are_refused_in_one_line(
     pq.write_table(rows.set_column(place, rows.schema.names[place], [[2**63 - 1] * len(rows)]), file)
     for words in (["show", str(path), "--recompute"], ["export", str(path), "--format", "csv"]):
         assert main(words) == 2
-        told = capsys.readouterr()
-        assert told.err.startswith("error: ") and told.err.count("\n") == 1
+        output = capsys.readouterr()
+        assert output.err.startswith("error: ") and output.err.count("\n") == 1
 
 
 def test_rows_that_are_gone_of_a_run_that_ended_are_no_lost_requests(path: Path) -> None:

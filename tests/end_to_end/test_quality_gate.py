@@ -37,7 +37,7 @@ def test_a_defect_is_found_beside_a_load_and_the_folder_says_so_again(
     assert (path / "report.html").exists()
     for side, repeats in (("a", {0, 1}), ("b", {0})):
         answers = answer_file.read(path / side / answer_file.FILE)
-        assert {one.repeat for one in answers} == repeats
-        assert all(one.answer for one in answers)
+        assert {answer.repeat for answer in answers} == repeats
+        assert all(answer.answer for answer in answers)
     assert main(["quality", str(path / "a"), str(path / "b"), "--json"]) == summary.EXIT_DEGRADED
     assert json.loads(capsys.readouterr().out)["quality"] == result["quality"]

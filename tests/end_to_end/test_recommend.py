@@ -157,20 +157,20 @@ def test_a_dry_run_lists_the_shapes_and_predicts_nothing(
 def test_bounds_that_no_shape_keeps_are_exit_3(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["demand.peak_qps=200", "recommend.layouts=[dp1_tp8_ep8]", "recommend.budgets=[8192]"]
     assert main(["recommend", *words, "slo.ttft_p90_ms=20"]) == summary.EXIT_SLO_MISSED
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("error: no shape has a capacity: no rate keeps p90 TTFT <= 20 ms: ")
+    output = capsys.readouterr().err.splitlines()[-1]
+    assert output.startswith("error: no shape has a capacity: no rate keeps p90 TTFT <= 20 ms: ")
 
 
 @pytest.mark.slow
 def test_the_words_of_a_shape_give_every_engine_its_budget() -> None:
     question = ShapeQuestion.of(["demand.peak_qps=1", "recommend.layouts=[1p1d_tp4_ep4,2p1d]"], None)
-    found = question.shapes()
-    budgets = {(shape.at["layout"], shape.at["max_num_batched_tokens"]) for shape in found}
+    result = question.shapes()
+    budgets = {(shape.at["layout"], shape.at["max_num_batched_tokens"]) for shape in result}
     assert budgets == {
         *(("1p1d_tp4_ep4", tokens) for tokens in around(4096)),
         *(("2p1d", tokens) for tokens in around(8192)),
     }
-    for shape in found:
+    for shape in result:
         assert shape.experiment is not None
         layout, engine = shape.experiment.layout, shape.experiment.engine
         assert layout.prefill is not None
@@ -214,11 +214,11 @@ def cell(number: int, layout: str, qps: float, ratio: CellRatio | None = None) -
 @pytest.mark.slow
 def test_measured_figures_change_the_choice(verdict: RecommendationVerdict) -> None:
     cells = [cell(1, "dp2_tp4_ep4", 3.0), cell(2, "dp1_tp8_ep8", 5.0)]
-    found = ranking.measured(verdict, measured(cells), "runs/x")
-    (one,) = found.measured
+    result = ranking.measured(verdict, measured(cells), "runs/x")
+    (one,) = result.measured
     assert one.first.layout == "dp1_tp8_ep8" and one.first.probability_best > 0.99
     assert one.first.nodes == 49  # 200 / (.97 x 5 x .85), rounded up
-    assert "the choice changes from dp2_tp4_ep4 8192" in recommend_view.text(found)
+    assert "the choice changes from dp2_tp4_ep4 8192" in recommend_view.text(result)
 
 
 @pytest.mark.slow
@@ -240,9 +240,9 @@ def test_a_study_that_was_cut_short_says_how_to_go_on(verdict: RecommendationVer
     study = measured([cell(1, "dp2_tp4_ep4", 3.0), left], summary.EXIT_INTERRUPTED)
     (tmp_path / ranking.FILE).write_text(json.dumps(to_tree(verdict)))
     (tmp_path / "study.json").write_text(json.dumps(to_tree(study)))
-    found = ranking.read(tmp_path)
-    assert found.exit_code == summary.EXIT_INTERRUPTED and not found.passed
-    text = recommend_view.text(found)
+    result = ranking.read(tmp_path)
+    assert result.exit_code == summary.EXIT_INTERRUPTED and not result.passed
+    text = recommend_view.text(result)
     assert "no result: dp1_tp8_ep8 8192: not measured yet" in text
     assert f"to go on: python -m loadgen resume {tmp_path}" in text
 
@@ -260,8 +260,8 @@ def test_what_is_proposed_is_measured_on_ray(tmp_path: Path, capsys: pytest.Capt
         code = main(["recommend", *words, *own, "--measure", "--json"])
         answer = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert answer["exit_code"] == code and answer["recommendation"] and answer["folder"] == str(folder)
-        found = ranking.read(folder)
-        assert found.exit_code == code and len(found.measured) == (code == 0)
+        result = ranking.read(folder)
+        assert result.exit_code == code and len(result.measured) == (code == 0)
         (swept,) = folder.glob("*/sweep.json")
         tree: dict[str, Any] = json.loads(swept.read_text())
         return tree

@@ -81,13 +81,13 @@ def test_a_shared_processor_is_where_its_steps_are(rate_qps, mean):
         server.submit(key, at, 1, want)
     for until_s in [*np.linspace(0.3, at_s[-1], 17), at_s[-1] + 1e4]:
         server.advance(until_s)
-        seen = {
+        progress = {
             a.key: (a.tokens, a.first_token_s, a.last_token_s) for a in server.observe() if a.tokens
         } | ended
-        ended |= {key: it for key, it in seen.items() if it[0] == wanted[key]}
+        ended |= {key: it for key, it in progress.items() if it[0] == wanted[key]}
         expected = token_by_token(arrivals, until_s)
-        assert seen.keys() == expected.keys()
-        assert all(seen[key] == pytest.approx(expected[key], abs=1e-6) for key in seen)
+        assert progress.keys() == expected.keys()
+        assert all(progress[key] == pytest.approx(expected[key], abs=1e-6) for key in progress)
 
 
 def test_the_queue_of_one_at_a_time_is_the_one_of_the_books():

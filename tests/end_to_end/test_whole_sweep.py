@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[2]
 def url_of(process: "subprocess.Popen[str]") -> str:
     assert process.stderr
     for line in process.stderr:
-        if found := re.search(r"live view: (http://127\.0\.0\.1:\d+/)$", line.strip()):
-            return found[1]
+        if match := re.search(r"live view: (http://127\.0\.0\.1:\d+/)$", line.strip()):
+            return match[1]
     raise AssertionError("no address was told")
 
 

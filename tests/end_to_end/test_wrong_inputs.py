@@ -364,14 +364,14 @@ def refused(main: Main, argv: Sequence[str], capsys: pytest.CaptureFixture[str])
         code = main(argv)
     except SystemExit as ended:
         code = int(ended.code or 0)
-    told = capsys.readouterr()
-    assert (code, told.out) == (2, ""), told
-    lines = told.err.splitlines()
+    output = capsys.readouterr()
+    assert (code, output.out) == (2, ""), output
+    lines = output.err.splitlines()
     assert len(lines) == 1 or "--config" in argv, lines
     for line in lines:
         assert line.startswith("error: ") and not [word for word in FOREIGN if word in line], line
         assert "hush" not in line
-    return told.err
+    return output.err
 
 
 @pytest.mark.battery("wrong input")

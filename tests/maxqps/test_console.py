@@ -20,17 +20,17 @@ def test_its_verbs_are_those_of_the_rooms() -> None:
 def test_help_and_version_import_no_room() -> None:
     code = "import sys; from maxqps.__main__ import main; main([{!r}]); print(*sys.modules, sep='\\n')"
     for flag in ("help", "--help", "--version"):
-        told = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-c", code.format(flag)], capture_output=True, text=True, check=True
         )
         heavy = {"ray", "numpy", "pyarrow", "yaml", "loadgen", "analysis"}
-        assert not heavy & set(told.stdout.splitlines())
+        assert not heavy & set(output.stdout.splitlines())
 
 
 def test_version_names_what_it_measures_with(capsys: pytest.CaptureFixture[str]) -> None:
     assert console.main(["--version"]) == 0
-    said = capsys.readouterr().out
-    assert f"maxqps {metadata.version('maxqps')}" in said and f"ray {metadata.version('ray')}" in said
+    output = capsys.readouterr().out
+    assert f"maxqps {metadata.version('maxqps')}" in output and f"ray {metadata.version('ray')}" in output
 
 
 def test_a_verb_runs_in_its_room_and_two_rooms_have_long_forms(capsys: pytest.CaptureFixture[str]) -> None:

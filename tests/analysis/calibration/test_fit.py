@@ -88,11 +88,11 @@ def served(
 ) -> Times:
     spec = experiment.engine
     machine = EngineKind.of(spec, experiment.model, experiment.hardware, experiment.layout)
-    asked = [np.full(count, length) for length in tokens]
+    words = [np.full(count, length) for length in tokens]
     if concurrency:
-        return serve_closed(machine, concurrency, asked, seed=7)
+        return serve_closed(machine, concurrency, words, seed=7)
     gaps_s = np.random.default_rng(3).exponential(1 / qps, count)
-    return serve(machine, Requests(np.cumsum(gaps_s), asked), Replicas(seed=7))
+    return serve(machine, Requests(np.cumsum(gaps_s), words), Replicas(seed=7))
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +161,8 @@ def test_what_cannot_be_calibrated_is_refused_in_one_line(
     base = Path(runs[0]).parent
     given = [str(base / word) if word.startswith(("r1", "r2")) else word for word in words] or ["seed=1"]
     assert root.main(["calibrate", *given]) == 2
-    told = capsys.readouterr().err
-    assert says in told and told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert says in output and output.count("\n") == 1
 
 
 def test_runs_of_two_machines_are_not_mixed(
@@ -206,7 +206,7 @@ def buffered(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (one_failed, "1 of 8 requests failed"),
         (chats, "knows nothing of what its sessions share (workload.session_hit=0.9)"),
@@ -214,12 +214,12 @@ def buffered(folder: Path) -> None:
     ],
 )
 def test_runs_that_say_nothing_of_the_engine_are_refused_by_name(
-    runs: list[str], tmp_path: Path, change: Any, said: str, capsys: pytest.CaptureFixture[str]
+    runs: list[str], tmp_path: Path, change: Any, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(shutil.copytree(runs[1], tmp_path / "r2-1"))
     change(folder)
     assert root.main(["calibrate", str(folder)]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_fit_weighs_data_against_the_prior_by_their_scatter() -> None:
@@ -227,33 +227,33 @@ def test_the_fit_weighs_data_against_the_prior_by_their_scatter() -> None:
     x = np.linspace(-1, 1, 40)
     noise = np.random.default_rng(1).normal(0, 0.02, 40)
     prior = ParameterPrior(np.zeros(3), np.full(3, 0.5), np.array([0.5, 0.5, 0.2]))
-    found = fit(lambda at: at[0] + at[1] * x, 0.3 - 0.2 * x + noise, prior)
-    assert found.at == pytest.approx([0.3, -0.2, 0.0], abs=0.02)
-    assert 0.014 < found.scatter < 0.027
-    assert found.sd[0] == pytest.approx(found.scatter / math.sqrt(40), rel=0.05)
-    assert found.learnt[0] > 0.99
-    assert abs(found.learnt[2]) < 1e-6
-    assert [found.low[2], found.high[2]] == pytest.approx([-0.5 * Z95, 0.2 * Z95])
+    fitted = fit(lambda at: at[0] + at[1] * x, 0.3 - 0.2 * x + noise, prior)
+    assert fitted.at == pytest.approx([0.3, -0.2, 0.0], abs=0.02)
+    assert 0.014 < fitted.scatter < 0.027
+    assert fitted.sd[0] == pytest.approx(fitted.scatter / math.sqrt(40), rel=0.05)
+    assert fitted.learnt[0] > 0.99
+    assert abs(fitted.learnt[2]) < 1e-6
+    assert [fitted.low[2], fitted.high[2]] == pytest.approx([-0.5 * Z95, 0.2 * Z95])
 
 
 def test_a_tight_side_of_the_prior_does_not_stop_the_others() -> None:
     """The data pull the skewed parameter where it may not go, and the other must make up for it."""
     x = np.linspace(-1, 1, 20)
     prior = ParameterPrior(np.zeros(2), np.array([0.01, 0.5]), np.array([3.0, 0.5]))
-    found = fit(lambda at: np.concatenate([at[0] + at[1] + x, 0.3 * at[1] + x]), np.tile(x, 2) - 0.4, prior)
-    assert not found.stalled and found.at[1] < -0.4
-    assert found.at[0] > -0.04
-    assert found.low[0] > -0.04
+    fitted = fit(lambda at: np.concatenate([at[0] + at[1] + x, 0.3 * at[1] + x]), np.tile(x, 2) - 0.4, prior)
+    assert not fitted.stalled and fitted.at[1] < -0.4
+    assert fitted.at[0] > -0.04
+    assert fitted.low[0] > -0.04
 
 
 def test_what_is_not_learnt_goes_back_to_the_prior_whole() -> None:
     """Of a + b only the sum is measured, and b is the one that the prior knows."""
     prior = ParameterPrior(np.zeros(2), np.array([1.0, 0.1]), np.array([1.0, 0.2]))
-    found = fit(lambda at: np.full(20, at.sum()), np.full(20, 0.5), prior, enough=0.5)
-    assert list(found.held) == [False, True]
-    assert found.at == pytest.approx([0.5, 0.0], abs=1e-3)
-    assert found.high[1] == pytest.approx(0.2 * Z95, rel=0.05)
-    assert found.sd[0] > 0.09  # the spread of b is also that of a
+    fitted = fit(lambda at: np.full(20, at.sum()), np.full(20, 0.5), prior, enough=0.5)
+    assert list(fitted.held) == [False, True]
+    assert fitted.at == pytest.approx([0.5, 0.0], abs=1e-3)
+    assert fitted.high[1] == pytest.approx(0.2 * Z95, rel=0.05)
+    assert fitted.sd[0] > 0.09  # the spread of b is also that of a
 
 
 def test_a_descent_that_gains_nothing_is_said_to_have_stalled() -> None:
@@ -264,16 +264,16 @@ def test_a_descent_that_gains_nothing_is_said_to_have_stalled() -> None:
         return np.full(30, float(np.where(np.abs(at[0]) < 0.1, 0.0, at[0])))
 
     assert fit(steps, np.full(30, 0.4), prior).stalled
-    found = fit(steps, np.full(30, 0.4), prior, [np.array([1.0])])
-    assert found.stalled and found.at[0] == pytest.approx(0.4, abs=0.01)
+    fitted = fit(steps, np.full(30, 0.4), prior, [np.array([1.0])])
+    assert fitted.stalled and fitted.at[0] == pytest.approx(0.4, abs=0.01)
 
 
 def test_what_was_held_widens_what_was_fitted_beside_it() -> None:
     """ln a + ln b is measured four times: a alone is as open as b, and their sum is not."""
     data = np.zeros(4)
     prior = ParameterPrior(np.zeros(2), np.array([5.0, 0.2]), np.array([5.0, 0.2]))
-    found = around(lambda ln: np.full(4, ln.sum()), data, prior, np.zeros(2), np.full(4, 0.02))
-    assert found.at == pytest.approx([0.0, 0.0])
-    assert found.sd == pytest.approx([0.2, 0.2], rel=0.02)
-    assert found.correlation[0, 1] == pytest.approx(-1.0, abs=0.01)
-    assert np.sqrt(found.covariance.sum()) == pytest.approx(0.01, rel=0.05)
+    result = around(lambda ln: np.full(4, ln.sum()), data, prior, np.zeros(2), np.full(4, 0.02))
+    assert result.at == pytest.approx([0.0, 0.0])
+    assert result.sd == pytest.approx([0.2, 0.2], rel=0.02)
+    assert result.correlation[0, 1] == pytest.approx(-1.0, abs=0.01)
+    assert np.sqrt(result.covariance.sum()) == pytest.approx(0.01, rel=0.05)

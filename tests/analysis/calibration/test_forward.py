@@ -33,7 +33,7 @@ MACHINE = ["hardware=mi300x", "layout=dp1_tp8_ep8"]
 
 def requests_of(case: str) -> list[dict[str, Any]]:
     """The requests of a word of --case, as the bench reads it."""
-    found = []
+    result = []
     for item in case.partition("=")[2].split(","):
         match = re.fullmatch(r"(?:(\d+)\*)?(\d+)(?:@(\d+))?(c)?", item)
         assert match
@@ -44,8 +44,8 @@ def requests_of(case: str) -> list[dict[str, Any]]:
             "num_draft_tokens": 0,
             "chunked": bool(chunked),
         }
-        found += [row] * int(count or 1)
-    return found
+        result += [row] * int(count or 1)
+    return result
 
 
 def work_of(rows: Sequence[Mapping[str, Any]]) -> ForwardWork:
@@ -97,8 +97,8 @@ def test_real_routing_leaves_the_experts_to_the_fit(tmp_path: Path) -> None:
     out = tmp_path / "node.yaml"
     file = made(tmp_path / "times.json", machine_of({STEP + "expert_spread": 0.9}, "real"), "real")
     assert root.main(["calibrate", "--forward", str(file), *MACHINE, "--out", str(out)]) == 0
-    found = yaml.safe_load(out.read_text())["constants"][STEP + "expert_spread"]
-    assert found["low"] <= 0.9 <= found["high"] and found["low"] > 0.6
+    constants = yaml.safe_load(out.read_text())["constants"][STEP + "expert_spread"]
+    assert constants["low"] <= 0.9 <= constants["high"] and constants["low"] > 0.6
 
 
 def test_a_forward_pass_has_no_host_no_step_and_no_logits() -> None:

@@ -48,8 +48,8 @@ def saved(path: Path, *trees: Any) -> Path:
 
 
 def one(path: Path) -> Foreign:
-    (found,) = load_foreign(path)
-    return found
+    (result,) = load_foreign(path)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_the_offered_load_is_what_the_file_says(tmp_path: Path) -> None:
 
 def test_older_files_of_vllm_are_read_without_what_they_lack(tmp_path: Path) -> None:
     tree = {k: v for k, v in vllm_tree().items() if k not in ("latencies", "start_times", "queue_times")}
-    found = one(saved(tmp_path / "x", tree))
-    assert found.measured["due_ns"].null_count == 30 and found.seconds is None
+    result = one(saved(tmp_path / "x", tree))
+    assert result.measured["due_ns"].null_count == 30 and result.seconds is None
     newer = one(VLLM)
     for name in ("ttft_from_send", "tpot"):
-        ours = [quantile(answered(f.latencies[name]), 0.9) for f in (found, newer)]
+        ours = [quantile(answered(f.latencies[name]), 0.9) for f in (result, newer)]
         assert ours[0] == pytest.approx(ours[1], rel=1e-4)
     assert "the rate that was sent is unknown" in show(tmp_path / "x")
 
@@ -160,9 +160,9 @@ def test_records_of_a_killed_aiperf_are_read_up_to_the_cut_and_a_warm_up_is_not_
     assert (one(AIPERF).requests.num_rows, one(AIPERF).measured.num_rows) == (33, 30)
     path = tmp_path / "x"
     path.write_text(AIPERF.read_text()[:-40])
-    found = one(path)
-    assert found.measured.num_rows == 29
-    assert found.version == "unknown" and not found.own and found.asked.open_loop is None
+    result = one(path)
+    assert result.measured.num_rows == 29
+    assert result.version == "unknown" and not result.own and result.asked.open_loop is None
 
 
 def test_a_summary_of_another_run_is_not_believed(tmp_path: Path) -> None:
@@ -174,33 +174,33 @@ def test_a_summary_of_another_run_is_not_believed(tmp_path: Path) -> None:
 def test_a_cancelled_request_is_neither_answered_nor_failed(tmp_path: Path) -> None:
     lines = aiperf_lines()
     lines[-1]["metadata"]["was_cancelled"] = True
-    found = one(saved(tmp_path / "x", *lines))
-    assert found.measured["status"].to_pylist().count("pending") == 1
-    assert np.isnan(found.latencies["ttft_from_send"]).sum() == 1
+    result = one(saved(tmp_path / "x", *lines))
+    assert result.measured["status"].to_pylist().count("pending") == 1
+    assert np.isnan(result.latencies["ttft_from_send"]).sum() == 1
 
 
 def test_an_answer_shorter_than_asked_is_a_failure_where_the_end_was_to_be_ignored(tmp_path: Path) -> None:
     tree = json.loads(CLOSED.read_text())
     tree["benchmarks"][0]["requests"]["successful"][0]["output_tokens"] = 11
-    found = one(saved(tmp_path / "x", tree)).measured
-    assert found["error_kind"].to_pylist().count("token_count") == 1
-    assert found["status"].to_pylist().count("ok") == 9
+    result = one(saved(tmp_path / "x", tree)).measured
+    assert result["error_kind"].to_pylist().count("token_count") == 1
+    assert result["status"].to_pylist().count("ok") == 9
 
 
 def test_an_answer_in_two_events_has_no_tpot_to_flatter_with(tmp_path: Path) -> None:
     tree = vllm_tree()
     whole = next(i for i, gaps in enumerate(tree["itls"]) if len(gaps) == 11)
     tree["itls"][whole] = [sum(tree["itls"][whole])]
-    found = one(saved(tmp_path / "x", tree))
-    assert np.isnan(found.latencies["tpot"]).sum() == 1
+    result = one(saved(tmp_path / "x", tree))
+    assert np.isnan(result.latencies["tpot"]).sum() == 1
 
 
 def test_failures_alone_leave_tpot_unknown_and_ttft_infinite(tmp_path: Path) -> None:
     lines = [line for line in aiperf_lines() if line.get("error")]
-    found = one(saved(tmp_path / "x", *lines))
-    assert quantile(found.latencies["ttft_from_send"], 0.1) == np.inf
-    assert quantile(found.latencies["tpot"], 0.9) is None
-    assert any("TPOT and ITL are unknown" in note for note in found.notes)
+    result = one(saved(tmp_path / "x", *lines))
+    assert quantile(result.latencies["ttft_from_send"], 0.1) == np.inf
+    assert quantile(result.latencies["tpot"], 0.9) is None
+    assert any("TPOT and ITL are unknown" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(
@@ -329,8 +329,8 @@ def test_a_file_with_a_byte_order_mark_and_a_line_separator_within_a_word_is_rea
     lines[-1]["error"] = {"message": "one\u2028two"}
     text = "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
     (tmp_path / "x").write_text(text, "utf-8-sig")
-    (found,) = load_foreign(tmp_path / "x")
-    assert found.requests.num_rows == len(lines) and "one two" in found.requests["error"].to_pylist()
+    (result,) = load_foreign(tmp_path / "x")
+    assert result.requests.num_rows == len(lines) and "one two" in result.requests["error"].to_pylist()
 
 
 def test_words_of_a_file_neither_break_a_line_nor_move_the_cursor(tmp_path: Path) -> None:

@@ -37,9 +37,9 @@ def made(path: Path, asked: Any = None, **sweep: Any) -> Path:
     return path
 
 
-def tp4(asked: Experiment) -> Experiment:
-    layout = replace(asked.layout, name="dp2_tp4_ep4", tensor_parallel=4, replicas_per_node=2)
-    return replace(asked, layout=layout, out="elsewhere", run="other")
+def tp4(experiment: Experiment) -> Experiment:
+    layout = replace(experiment.layout, name="dp2_tp4_ep4", tensor_parallel=4, replicas_per_node=2)
+    return replace(experiment, layout=layout, out="elsewhere", run="other")
 
 
 def test_two_runs_have_the_ratio_of_their_independent_capacities(tmp_path: Path) -> None:
@@ -106,13 +106,13 @@ def test_a_pair_of_rates_is_near_and_no_two_would_rather_have_each_other(
             assert apart(i, j) > farthest or apart(i, j) >= given_up - 1e-12
 
 
-def faster(asked: Experiment) -> Experiment:
-    return replace(asked, slo=replace(asked.slo, name="strict", tpot_p90_ms=50.0))
+def faster(experiment: Experiment) -> Experiment:
+    return replace(experiment, slo=replace(experiment.slo, name="strict", tpot_p90_ms=50.0))
 
 
-def shorter(asked: Experiment) -> Experiment:
-    tokens = replace(asked.workload.input_tokens, mean=1000)
-    return replace(asked, workload=replace(asked.workload, name="short", input_tokens=tokens))
+def shorter(experiment: Experiment) -> Experiment:
+    tokens = replace(experiment.workload.input_tokens, mean=1000)
+    return replace(experiment, workload=replace(experiment.workload, name="short", input_tokens=tokens))
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_the_sides_of_a_comparison_have_its_paired_ratio(
     tree = json.loads((study / "study.json").read_text())
     monkeypatch.chdir(study / "a")
     assert "capacity B / A: 1.25 [1.20, 1.30]" in str(side_by_side.answer([Path(), Path("../b")]))
-    found = compare(load_run("."), load_run("../b"))
-    assert found.paired and found.estimate == Estimate(1.25, 1.2, 1.3)
+    comparison = compare(load_run("."), load_run("../b"))
+    assert comparison.paired and comparison.estimate == Estimate(1.25, 1.2, 1.3)
     (study / "study.json").write_text(json.dumps(tree | {"valid": False}))
     assert "measured apart" in str(side_by_side.answer([study]))
 
@@ -218,8 +218,8 @@ def test_results_of_other_tools_are_laid_beside_ours_without_a_ratio() -> None:
 
 def test_two_runs_in_a_notebook_have_the_ratio_that_is_printed(tmp_path: Path) -> None:
     golden, other = load_run(GOLDEN), load_run(made(tmp_path / "same"))
-    found = compare(golden, other)
-    printed, (low, high) = f"{span(found.estimate)} (95 %, measured apart)", found.estimate.ends
+    comparison = compare(golden, other)
+    printed, (low, high) = f"{span(comparison.estimate)} (95 %, measured apart)", comparison.estimate.ends
     assert low and high and low < 1 < high and printed in str(side_by_side.answer([GOLDEN, other.path]))
     with pytest.raises(RunError, match="no ratio B / A: B .* did not end"):
         compare(golden, Run(other.path, other.manifest, None))

@@ -216,9 +216,9 @@ def test_what_never_left_is_later_than_any_send() -> None:
 
 
 def test_a_replica_that_never_answered_is_in_the_balance() -> None:
-    asked = faulty().config
-    layout = replace(asked.layout, replicas_per_node=3, tensor_parallel=2)
-    run = faulty().but(config=replace(asked, layout=layout))
+    experiment = faulty().config
+    layout = replace(experiment.layout, replicas_per_node=3, tensor_parallel=2)
+    run = faulty().but(config=replace(experiment, layout=layout))
     shown = read(ReplicaBalance, run)
     assert [(row["replica"], row["requests"]) for row in shown.rows] == [
         ("a", 30),
@@ -289,11 +289,11 @@ def test_tokens_are_counted_where_they_came() -> None:
 
 def test_unknown_gpus_are_not_guessed() -> None:
     run = faulty()
-    asked = replace(
+    experiment = replace(
         run.config, engine=ExternalEngine(), target=replace(run.config.target, urls=["http://a:1"])
     )
     with pytest.raises(NoData, match="GPUs"):
-        read(Pareto, run.but(config=asked))
+        read(Pareto, run.but(config=experiment))
 
 
 def test_the_path_of_the_search_is_that_of_its_events(golden: Any) -> None:

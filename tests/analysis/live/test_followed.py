@@ -52,11 +52,14 @@ def of(run: Path) -> FollowedRun:
 
 
 def test_a_run_that_has_ended_is_there_at_once() -> None:
-    seen = followed(GOLDEN).look()
-    assert seen.ending and seen.ending.exit_code == 0
-    assert seen.ending.text.startswith("SIMULATED, VALID  3.31 QPS per node") and seen.ending.report is None
-    assert (seen.state.run_id, seen.state.verb, seen.state.ended) == ("golden_run", "sweep", True)
-    assert len(seen.state.windows) == 8 and seen.state.now is None
+    snapshot = followed(GOLDEN).look()
+    assert snapshot.ending and snapshot.ending.exit_code == 0
+    assert (
+        snapshot.ending.text.startswith("SIMULATED, VALID  3.31 QPS per node")
+        and snapshot.ending.report is None
+    )
+    assert (snapshot.state.run_id, snapshot.state.verb, snapshot.state.ended) == ("golden_run", "sweep", True)
+    assert len(snapshot.state.windows) == 8 and snapshot.state.now is None
 
 
 def test_a_growing_log_gives_the_states_of_its_lines_however_it_is_cut(run: Path) -> None:
@@ -64,9 +67,9 @@ def test_a_growing_log_gives_the_states_of_its_lines_however_it_is_cut(run: Path
     text = b"".join(line for line in LINES if b'"event": "end"' not in line)
     for start in range(0, len(text), 7919):
         write(run, text[start : start + 7919])
-        seen = source.look()
+        snapshot = source.look()
     whole = of(run).look()
-    assert seen.state == whole.state and len(whole.state.windows) == 8
+    assert snapshot.state == whole.state and len(whole.state.windows) == 8
     assert not whole.state.ended and whole.ending is None
 
 
@@ -95,8 +98,8 @@ def test_the_end_and_then_the_report_are_noticed(run: Path) -> None:
     assert source.look().ending is None, "the log has not ended: the run is being resumed"
     end(run)
     unsealed(run)
-    seen = source.look()
-    assert seen.ending and seen.ending.exit_code == 0 and seen.state.exit_code == 0
+    snapshot = source.look()
+    assert snapshot.ending and snapshot.ending.exit_code == 0 and snapshot.state.exit_code == 0
     (run / "report.html").touch()
     later = source.look()
     assert later.ending and later.ending.report == str(run / "report.html")
@@ -130,8 +133,8 @@ def test_damaged_lines_are_skipped(run: Path) -> None:
     )
     source = of(run)
     write(run, *bad, b"\n", *LINES[:6])
-    seen = source.look()
-    assert seen.state.log[-1] == json.loads(LINES[5])["text"] and not seen.state.windows
+    snapshot = source.look()
+    assert snapshot.state.log[-1] == json.loads(LINES[5])["text"] and not snapshot.state.windows
 
 
 def test_a_log_takes_no_more_than_its_bounds(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,13 +193,13 @@ def test_of_a_study_the_newest_run_that_goes_on_is_shown(tmp_path: Path, run: Pa
     os.utime(run / "events.jsonl", (2e9, 2e9))
     os.utime(tmp_path / "first" / "events.jsonl", (3e9, 3e9))
     source = followed(study(tmp_path, None, "first", "golden_run", "not_begun"))
-    seen = source.look()
-    assert [(part.name, part.ended, part.shown) for part in seen.parts] == [
+    snapshot = source.look()
+    assert [(part.name, part.ended, part.shown) for part in snapshot.parts] == [
         ("first", True, False),
         ("golden_run", False, True),
     ]
-    assert seen.ending is None and not seen.state.ended
-    assert seen.state.run_id == f"{tmp_path.name}/golden_run"
+    assert snapshot.ending is None and not snapshot.state.ended
+    assert snapshot.state.run_id == f"{tmp_path.name}/golden_run"
     end(run)
     study(tmp_path, 4, "first", "golden_run")
     last = source.look()
@@ -204,8 +207,8 @@ def test_of_a_study_the_newest_run_that_goes_on_is_shown(tmp_path: Path, run: Pa
 
 
 def test_a_study_whose_runs_have_not_begun_says_so(tmp_path: Path) -> None:
-    seen = followed(study(tmp_path, None, "a", "b")).look()
-    assert "no run of this study has begun" in seen.state.phase and not seen.parts
+    snapshot = followed(study(tmp_path, None, "a", "b")).look()
+    assert "no run of this study has begun" in snapshot.state.phase and not snapshot.parts
 
 
 def test_a_study_that_holds_itself_ends(tmp_path: Path) -> None:
@@ -224,9 +227,9 @@ def test_a_folder_of_nothing_is_refused(tmp_path: Path, name: str) -> None:
 def test_a_result_that_is_broken_is_said_in_one_line(run: Path) -> None:
     end(run)
     (run / "sweep.json").write_text('{"exit_code": 0, "valid": [], "asked": 3}')
-    seen = of(run).look()
-    assert seen.ending and seen.ending.text.startswith("the result cannot be read: ")
-    assert "\n" not in seen.ending.text
+    snapshot = of(run).look()
+    assert snapshot.ending and snapshot.ending.text.startswith("the result cannot be read: ")
+    assert "\n" not in snapshot.ending.text
 
 
 def test_the_verb_serves_until_it_is_told_to_stop(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,8 +28,8 @@ WIDTHS = "[innerWidth, document.documentElement.scrollWidth]"
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
+    with Browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_a_strangers_words_are_words(tab: Browser, tmp_path: Path) -> None:
         {"event": "window", "index": 8, "kind": evil, "reason": evil, "rate_qps_per_node": 1.0},
         {"event": evil, "text": evil},
     ]
-    (tmp_path / "events.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in events))
+    (tmp_path / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
     now = to_tree(RUNNING) | {"kind": evil}
     now["latencies"] = {evil: now["latencies"]["ttft_p90_ms"]}
     (tmp_path / FILE).write_text(json.dumps(now))

@@ -52,26 +52,26 @@ def test_a_notebook_runs_as_a_script_and_says_something(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runpy.run_path(str(path))
-    said = capsys.readouterr().out
-    assert said
+    output = capsys.readouterr().out
+    assert output
     if path.stem == "layouts_compared":
-        assert "no ratio: LOADGEN_RUN_B names no second run" in said
-        assert "B / A =" not in said and "published" not in said
+        assert "no ratio: LOADGEN_RUN_B names no second run" in output
+        assert "B / A =" not in output and "published" not in output
 
 
 def other(path: Path, tensor_parallel: int = 4, **sweep: Any) -> Path:
     """The golden run on two replicas per node, with another conclusion."""
     unsealed(Path(shutil.copytree(GOLDEN, path)))
-    asked = analysis.load_run(GOLDEN).config
-    layout = replace(asked.layout, tensor_parallel=tensor_parallel, replicas_per_node=2)
-    (path / "config.yaml").write_text(dump(replace(asked, layout=layout)))
+    experiment = analysis.load_run(GOLDEN).config
+    layout = replace(experiment.layout, tensor_parallel=tensor_parallel, replicas_per_node=2)
+    (path / "config.yaml").write_text(dump(replace(experiment, layout=layout)))
     tree = json.loads((path / "sweep.json").read_text())
     (path / "sweep.json").write_text(json.dumps(tree | sweep))
     return path
 
 
 @pytest.mark.parametrize(
-    ("second", "said", "unsaid"),
+    ("second", "message", "unsaid"),
     [
         ({"valid": False, "exit_code": 4, "reason": "client_limited"}, "no ratio B / A: B", ("published",)),
         ({}, "published 1.45: outside of the interval", ()),
@@ -80,7 +80,7 @@ def other(path: Path, tensor_parallel: int = 4, **sweep: Any) -> Path:
 )
 def test_layouts_are_compared_of_two_runs_that_claim_a_capacity(
     second: dict[str, Any],
-    said: str,
+    message: str,
     unsaid: tuple[str, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -89,7 +89,7 @@ def test_layouts_are_compared_of_two_runs_that_claim_a_capacity(
     monkeypatch.setenv("LOADGEN_RUN_B", str(other(tmp_path / "b", **second)))
     left = runpy.run_path(str(FOLDER / "layouts_compared.py"))
     out = capsys.readouterr().out
-    assert said in out and not any(words in out for words in unsaid)
+    assert message in out and not any(words in out for words in unsaid)
     assert bool(left["compared"]) is ("B / A = " in out)
 
 
@@ -126,14 +126,14 @@ def test_arrivals_during_an_answer_are_those_of_sql_over_all_rows_of_the_run(
         },
     ).fetchall()
     assert left["worst"].limit == "tpot"
-    found = left["worst"].requests.select(["seq", "over", "arrivals"]).to_pylist()
-    assert {row["seq"]: (row["over"], row["arrivals"]) for row in found} == {
+    rows = left["worst"].requests.select(["seq", "over", "arrivals"]).to_pylist()
+    assert {row["seq"]: (row["over"], row["arrivals"]) for row in rows} == {
         seq: (over, arrivals) for seq, over, arrivals in counted
     }
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for over in (False, True):
         mean = statistics.mean(arrivals for _, it, arrivals in counted if it is over)
-        assert f" {mean:.1f}" in said
+        assert f" {mean:.1f}" in output
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

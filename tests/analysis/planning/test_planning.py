@@ -79,15 +79,15 @@ def test_the_chosen_nodes_satisfy_both_rules_and_one_less_does_not(
         normal = demand <= n * per_node * (1 - headroom) * e[0] * slack
         return bool(normal and n > spare and demand <= (n - spare) * per_node * e[1] * slack)
 
-    found = size(demand, service(per_node, efficiency), headroom, spare)
-    assert fits(found.nodes, 1 + 2 * ROUNDING)
-    assert not fits(found.nodes - 1, 1)
-    assert found.nodes >= max(found.normal_nodes, found.degraded_nodes)
+    result = size(demand, service(per_node, efficiency), headroom, spare)
+    assert fits(result.nodes, 1 + 2 * ROUNDING)
+    assert not fits(result.nodes - 1, 1)
+    assert result.nodes >= max(result.normal_nodes, result.degraded_nodes)
 
 
 def test_spares_are_not_added_to_headroom() -> None:
-    found = size(100, service(10.0), headroom=0.5, spare_nodes=3)
-    assert (found.nodes, found.binding) == (20, "normal")  # 20 less 3 still carry 170 QPS
+    result = size(100, service(10.0), headroom=0.5, spare_nodes=3)
+    assert (result.nodes, result.binding) == (20, "normal")  # 20 less 3 still carry 170 QPS
     assert size(100, service(10.0), headroom=0.0, spare_nodes=3).binding == "degraded"
 
 
@@ -108,8 +108,8 @@ def test_what_no_number_of_nodes_serves_is_said() -> None:
 
 
 def test_an_availability_is_found_wherever_there_are_nodes_for_it() -> None:
-    found = available(50_000, 0.99, 0.999)
-    assert found.nodes == 50_576 and found.reached >= 0.999 > up_probability(50_000, 50_575, 0.99)
+    result = available(50_000, 0.99, 0.999)
+    assert result.nodes == 50_576 and result.reached >= 0.999 > up_probability(50_000, 50_575, 0.99)
     with pytest.raises(RunError, match="needs more than 100000 nodes"):
         available(100_000, 0.99, 0.5)
 
@@ -122,10 +122,10 @@ def test_the_probability_of_nodes_that_are_up() -> None:
 
 def test_availability_may_ask_for_more_nodes_than_the_rules() -> None:
     care = Margins(headroom=0.0, spare_nodes=0, node_availability=0.9, target_availability=0.9999)
-    found = planning.plan(sweep(9.9, 10.0, 10.1), 100, care)
-    assert found.nodes > found.rules.nodes == 11
-    assert found.binding == "availability"
-    assert "(independent failures only)" in on_one_line(str(found.answer()))
+    plan = planning.plan(sweep(9.9, 10.0, 10.1), 100, care)
+    assert plan.nodes > plan.rules.nodes == 11
+    assert plan.binding == "availability"
+    assert "(independent failures only)" in on_one_line(str(plan.answer()))
 
 
 def test_almost_always_is_not_called_always() -> None:
@@ -149,17 +149,17 @@ def test_the_published_cost() -> None:
 
 
 def test_a_fleet_costs_what_its_nodes_cost() -> None:
-    found = fleet_cost(Estimate(14, 13, 14), 100.0, 0.4, LENGTHS, 16.0)
-    assert found.per_1k_requests_usd.value == pytest.approx(14 * 16 / 360)
-    assert found.per_1k_requests_usd.low == pytest.approx(13 * 16 / 360)
+    result = fleet_cost(Estimate(14, 13, 14), 100.0, 0.4, LENGTHS, 16.0)
+    assert result.per_1k_requests_usd.value == pytest.approx(14 * 16 / 360)
+    assert result.per_1k_requests_usd.low == pytest.approx(13 * 16 / 360)
 
 
 def test_full_use_times_the_share_used_is_what_the_fleet_costs() -> None:
     c = 18.4 * 0.9
     four = sweep(17.6 * 0.9, c, 19.1 * 0.9, nodes=4)
-    found = planning.plan(sweep(17.6, 18.4, 19.1), 45, Margins(node_hour_usd=16.0), others=[four])
-    assert found.nodes == 4 and found.cost is not None
-    full, planned = found.cost.full_use.per_1k_requests_usd, found.cost.planned
+    plan = planning.plan(sweep(17.6, 18.4, 19.1), 45, Margins(node_hour_usd=16.0), others=[four])
+    assert plan.nodes == 4 and plan.cost is not None
+    full, planned = plan.cost.full_use.per_1k_requests_usd, plan.cost.planned
     assert full.value == pytest.approx(16 / c / 3.6)  # at the efficiency of four nodes, not of one
     assert planned.per_1k_requests_usd.value == pytest.approx(full.value / planned.use)
 
@@ -206,7 +206,7 @@ def test_a_day_is_read(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("1\n" * 23, "has 23 rates; write 24"),
         ("1\n" * 23 + "many", "'many' of hour 23 is not a rate"),
@@ -216,10 +216,10 @@ def test_a_day_is_read(tmp_path: Path, text: str) -> None:
         ("0;5\n" * 24, "'0;5' of hour 0 is not a rate"),
     ],
 )
-def test_a_day_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_day_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match="demand.hourly=") as refused:
         read_hourly(hourly(tmp_path, text))
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_a_demand_by_the_hour(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_demand_by_the_hour(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "a plan needs a demand"),
         (["demand.peak_qps=-3"], "demand.peak_qps=-3 must be above 0 and at most 1000000000"),
@@ -261,10 +261,10 @@ def test_a_demand_by_the_hour(tmp_path: Path) -> None:
         (["demand.peak_qps"], "is not of the form key=value"),
     ],
 )
-def test_words_that_cannot_be_are_refused_in_one_line(words: list[str], said: str) -> None:
+def test_words_that_cannot_be_are_refused_in_one_line(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_groups(Planning, words)
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_the_ways_to_say_a_demand() -> None:

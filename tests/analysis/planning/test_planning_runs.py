@@ -27,7 +27,7 @@ UNKNOWN = {"ms": None, "bound_ms": 1.0, "passed": None}
 
 def predicted(low: float | None, estimate: float, high: float | None, **more: Any) -> dict[str, Any]:
     """The tree of a prediction of 5600 tokens in and 140 out, as far as a plan reads it."""
-    found = {
+    result = {
         "rate_qps_per_node": estimate,
         "steady": True,
         "input_tokens_per_s_per_node": 5600 * estimate,
@@ -39,7 +39,7 @@ def predicted(low: float | None, estimate: float, high: float | None, **more: An
         **{"step_terms": {}, "requests": 1000, "simulated_node_s": 100.0},
     }
     bound = low is None and high is None
-    tree = sweep(low or 0.0, estimate, high or 0.0) | {"clock": "virtual", "forecast": found}
+    tree = sweep(low or 0.0, estimate, high or 0.0) | {"clock": "virtual", "forecast": result}
     del tree["run_id"], tree["basis"]
     tree["asked"] = tree["asked"] | {"engine": "simulated"}
     tree["capacity"] = {
@@ -58,16 +58,16 @@ def predicted(low: float | None, estimate: float, high: float | None, **more: An
 
 def test_a_run_says_its_own_lengths() -> None:
     run = load_run(GOLDEN)
-    found = planning.evidence_of(run)
+    evidence = planning.evidence_of(run)
     used = [row["index"] for row in sweep_json(GOLDEN)["windows"]]
     rows = run.requests(phase="window")
     rows = rows.filter(
         pc.and_(pc.is_in(rows["window_index"], pa.array(used, pa.int16())), pc.equal(rows["status"], "ok"))
     )
-    assert found.lengths == MeanLengths(5600, 140, 0.0, f"measured, means of {rows.num_rows} answers")
-    assert found.qps_per_node.low == sweep_json(GOLDEN)["capacity"]["qps_per_node"]["low"]
-    assert found.ready_minutes is None  # a simulated engine loads no model
-    assert found.found_by == "simulated" and "simulated, not measured" in found.caution
+    assert evidence.lengths == MeanLengths(5600, 140, 0.0, f"measured, means of {rows.num_rows} answers")
+    assert evidence.qps_per_node.low == sweep_json(GOLDEN)["capacity"]["qps_per_node"]["low"]
+    assert evidence.ready_minutes is None  # a simulated engine loads no model
+    assert evidence.found_by == "simulated" and "simulated, not measured" in evidence.caution
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_the_command_plans_on_a_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "said"),
+    ("change", "code", "message"),
     [
         (
             {"valid": False, "exit_code": 4, "reason": "client_limited: late"},
@@ -97,10 +97,10 @@ def test_the_command_plans_on_a_folder() -> None:
         ({"exit_code": 6, "capacity": None}, 6, "NO PLAN"),
     ],
 )
-def test_nothing_is_planned_without_a_capacity(change: dict[str, Any], code: int, said: str) -> None:
+def test_nothing_is_planned_without_a_capacity(change: dict[str, Any], code: int, message: str) -> None:
     tree = planning.command([sweep(17.6, 18.4, 19.1, **change)], WORDS)
     assert (tree.valid, tree.exit_code) == (False, code)
-    assert str(answer(tree)).startswith(said)
+    assert str(answer(tree)).startswith(message)
     with pytest.raises(NotPlannable):
         planning.plan(sweep(17.6, 18.4, 19.1, **change), 200)
 
@@ -108,11 +108,11 @@ def test_nothing_is_planned_without_a_capacity(change: dict[str, Any], code: int
 def test_a_lower_bound_is_planned_with_and_said() -> None:
     tree = sweep(17.6, 18.4, 19.1, exit_code=6)
     tree["capacity"] = tree["capacity"] | {"open_above": True}
-    found = planning.command([tree], [*WORDS, "plan.basis=estimate", "plan.node_hour_usd=16"])
-    assert (found.exit_code, found.nodes, found.basis) == (6, 14, "low")
-    assert str(answer(found)).startswith("PLAN  at most 14 nodes (the capacity is known from below only)")
-    assert "at least 17.6 QPS per node" in str(answer(found))
-    assert found.cost.full_use.per_1k_requests_usd.low is None
+    plan = planning.command([tree], [*WORDS, "plan.basis=estimate", "plan.node_hour_usd=16"])
+    assert (plan.exit_code, plan.nodes, plan.basis) == (6, 14, "low")
+    assert str(answer(plan)).startswith("PLAN  at most 14 nodes (the capacity is known from below only)")
+    assert "at least 17.6 QPS per node" in str(answer(plan))
+    assert plan.cost.full_use.per_1k_requests_usd.low is None
 
 
 def test_an_upper_bound_allows_no_plan() -> None:
@@ -124,7 +124,7 @@ def test_an_upper_bound_allows_no_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tree", "said"),
+    ("tree", "message"),
     [
         (sweep(1, 2, 3, exit_code=None, study="repeats", names=[], parts=[]), "has not ended"),
         (
@@ -133,19 +133,19 @@ def test_an_upper_bound_allows_no_plan() -> None:
         ),
     ],
 )
-def test_what_is_no_capacity_at_all_is_wrong_usage(tree: dict[str, Any], said: str) -> None:
-    with pytest.raises(RunError, match=said) as refused:
+def test_what_is_no_capacity_at_all_is_wrong_usage(tree: dict[str, Any], message: str) -> None:
+    with pytest.raises(RunError, match=message) as refused:
         planning.command([tree], WORDS)
     assert not isinstance(refused.value, NotPlannable)
 
 
 def test_a_prediction_is_said_to_be_one() -> None:
-    found = planning.command([predicted(3.3, 5.3, 6.5)], WORDS)
-    text = str(answer(found))
+    plan = planning.command([predicted(3.3, 5.3, 6.5)], WORDS)
+    text = str(answer(plan))
     assert (
         text.startswith("PREDICTED  72 nodes (37 at the upper bound)") and "predicted, not measured" in text
     )
-    assert found.planned_on.lengths.prefix_hit == 0.5
+    assert plan.planned_on.lengths.prefix_hit == 0.5
 
 
 def test_a_prediction_whose_low_end_is_unknown_is_planned_with_its_estimate_if_asked() -> None:
@@ -158,9 +158,9 @@ def test_a_prediction_whose_low_end_is_unknown_is_planned_with_its_estimate_if_a
 def test_a_prediction_beyond_its_highest_rate_is_a_lower_bound() -> None:
     tree = predicted(None, 20.0, None, exit_code=6)
     tree["forecast"]["of_rate"] = {"draws": 4, "constants_sampled": [], "kept_probability": 0.75}
-    found = planning.command([tree], WORDS)
-    assert "kept at that rate in 75 % of the draws" in str(answer(found))
-    assert (found.exit_code, found.service.qps_per_node) == (6, 20.0)
+    plan = planning.command([tree], WORDS)
+    assert "kept at that rate in 75 % of the draws" in str(answer(plan))
+    assert (plan.exit_code, plan.service.qps_per_node) == (6, 20.0)
 
 
 def study(tmp_path: Path, kind: str, code: int = 0) -> Path:
@@ -200,14 +200,14 @@ def at_nodes(nodes: int, efficiency: float = 1.0) -> dict[str, Any]:
 
 
 def test_efficiency_from_several_node_counts() -> None:
-    found = planning.scaling([at_nodes(4, 0.9), at_nodes(1), at_nodes(2, 0.96)])
-    assert found.fewest == 1 and not found.assumed
-    assert found.at(np.array([1, 2, 4])) == pytest.approx([1, 0.96, 0.9])
+    result = planning.scaling([at_nodes(4, 0.9), at_nodes(1), at_nodes(2, 0.96)])
+    assert result.fewest == 1 and not result.assumed
+    assert result.at(np.array([1, 2, 4])) == pytest.approx([1, 0.96, 0.9])
     between = 2 ** ((np.log2(0.96) + np.log2(0.9)) / 2)
-    assert found.at(np.array([2 * 2**0.5])) == pytest.approx([between])  # ln E is linear in ln n
-    one = found.figure(4)  # both ends err: 5 % each, independently
+    assert result.at(np.array([2 * 2**0.5])) == pytest.approx([between])  # ln E is linear in ln n
+    one = result.figure(4)  # both ends err: 5 % each, independently
     assert one.low == pytest.approx(0.9 * 0.95**2**0.5) and one.high == pytest.approx(0.9 / 0.95**2**0.5)
-    assert found.figure(1).low == found.figure(1).high == 1
+    assert result.figure(1).low == result.figure(1).high == 1
 
 
 def test_beyond_what_was_measured_an_assumption_never_saves_a_node() -> None:
@@ -275,8 +275,8 @@ def test_wrong_words_are_refused_before_a_prediction_is_computed(tmp_path: Path)
     for words in ([], ["demand.peak_qp=3"], [f"demand.hourly={tmp_path / 'none'}"]):
         with pytest.raises(ConfigError):
             planning.command([], words, never)
-    found = planning.command([], WORDS, lambda: predicted(3.3, 5.3, 6.5))
-    assert found.planned_on.found_by == "predicted"
+    plan = planning.command([], WORDS, lambda: predicted(3.3, 5.3, 6.5))
+    assert plan.planned_on.found_by == "predicted"
 
 
 def test_runs_of_another_service_are_refused() -> None:
@@ -297,8 +297,8 @@ def test_cells_of_a_grid_of_predictions_share_what_is_unknown_of_the_constants()
     answers[1]["asked"] = answers[1]["asked"] | {"nodes": 2}
     ratios = {"value": 1.0, "low": 1.0, "high": 1.0}, {"value": 5.5 / 5.3, "low": 1.02, "high": 1.06}
     one, two = ({"at": {}, "answer": a, "ratio": r} for a, r in zip(answers, ratios, strict=True))
-    found = planning.scaling([one, two]).figure(2)
-    assert (found.low, found.high) == pytest.approx((1.018, 1.058), abs=2e-3)
+    result = planning.scaling([one, two]).figure(2)
+    assert (result.low, result.high) == pytest.approx((1.018, 1.058), abs=2e-3)
     tree = planning.command([{"axes": ["cluster.nodes"], "cells": [one, two], "exit_code": 0}], WORDS)
     assert "ASSUMED (predicted up to 2 nodes)" in str(answer(tree))
 
@@ -307,10 +307,10 @@ def without_constants(path: Path, why: str) -> Path:
     """The golden run as it would be if the engine model had no answer."""
     run = unsealed(Path(shutil.copytree(GOLDEN, path)))
     tree = json.loads((run / "sweep.json").read_text())
-    found = tree["capacity"]
-    q = found.pop("by_noise")
-    del found["constants"]
-    found |= {"qps_per_node": q, "qps_per_replica": q, "constants_unknown": why}
+    result = tree["capacity"]
+    q = result.pop("by_noise")
+    del result["constants"]
+    result |= {"qps_per_node": q, "qps_per_replica": q, "constants_unknown": why}
     write_json(run / "sweep.json", tree)
     return run
 
@@ -323,9 +323,9 @@ def test_a_simulated_run_is_planned_with_what_is_unknown_of_the_constants(tmp_pa
     assert joined.nodes > alone.nodes
     assert joined.nodes_at["high"] < alone.nodes_at["high"]
     assert joined.nodes_at["estimate"] == alone.nodes_at["estimate"]
-    said = str(answer(joined))
-    assert said.startswith("SIMULATED  ") and "measured on" not in said.splitlines()[0]
-    assert "sampling noise of this run alone [2.90, 3.62]" in said and "joint: the uncertainty" in said
+    text = str(answer(joined))
+    assert text.startswith("SIMULATED  ") and "measured on" not in text.splitlines()[0]
+    assert "sampling noise of this run alone [2.90, 3.62]" in text and "joint: the uncertainty" in text
 
 
 @pytest.mark.parametrize(

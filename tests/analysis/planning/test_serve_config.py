@@ -30,8 +30,8 @@ SCALING = ServeScaling(1, 2, TWO, 10.0, 600.0, 2, 2.0, 1.7, 0.15, RequestLife(TW
 def planned(out: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The plan's tree and the file of the words."""
     file, tree = out / "serve.yaml", out / "plan.json"
-    asked = grammar("plan").parse_args([*WORDS, *words, "--serve-config", str(file), "--out", str(tree)])
-    assert act(asked) == 0
+    options = grammar("plan").parse_args([*WORDS, *words, "--serve-config", str(file), "--out", str(tree)])
+    assert act(options) == 0
     return json.loads(tree.read_text()), yaml.safe_load(file.read_text())
 
 
@@ -120,15 +120,15 @@ def test_what_a_file_would_lack_is_one_line(words: list[str], says: str, tmp_pat
 
 
 def test_a_prediction_tells_no_life_of_requests(tmp_path: Path) -> None:
-    asked = ["demand.peak_qps=30", "--serve-config", str(tmp_path / "serve.yaml")]
+    words = ["demand.peak_qps=30", "--serve-config", str(tmp_path / "serve.yaml")]
     with pytest.raises(ConfigError, match="rests on the requests of a run"):
-        act(grammar("plan").parse_args(asked))
+        act(grammar("plan").parse_args(words))
 
 
 def test_a_start_that_is_unknown_is_asked_for(tmp_path: Path) -> None:
-    asked = [str(GOLDEN), "demand.peak_qps=30", "demand.mean_qps=15"]
+    words = [str(GOLDEN), "demand.peak_qps=30", "demand.mean_qps=15"]
     with pytest.raises(RunError, match="add plan.scale_up_minutes=MINUTES"):
-        act(grammar("plan").parse_args([*asked, "--serve-config", str(tmp_path / "serve.yaml")]))
+        act(grammar("plan").parse_args([*words, "--serve-config", str(tmp_path / "serve.yaml")]))
 
 
 def test_a_plan_has_a_page_of_its_own(tmp_path: Path) -> None:

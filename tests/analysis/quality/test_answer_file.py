@@ -36,8 +36,8 @@ def test_answers_are_read_as_they_were_written(tmp_path: Path, answers: list[Ans
 
 
 def test_the_evidence_has_a_row_for_each_position_and_each_failure(tmp_path: Path) -> None:
-    found = [prompt(5, 0.1, 0.2, "candidate"), prompt(8, 0.0, 0.3, flipped=True)]
-    answer_file.write_evidence(found, tmp_path / "evidence.parquet")
+    result = [prompt(5, 0.1, 0.2, "candidate"), prompt(8, 0.0, 0.3, flipped=True)]
+    answer_file.write_evidence(result, tmp_path / "evidence.parquet")
     table = pq.read_table(tmp_path / "evidence.parquet")
     assert table.schema.equals(answer_file.EVIDENCE, check_metadata=True)
     rows = table.to_pylist()

@@ -10,16 +10,16 @@ from tests.support.quality.answers import answer
 
 def test_answers_are_compared_up_to_the_first_other_token() -> None:
     base, other = answer("abcde"), answer("abXde")
-    found = compare(base, other)
-    assert found.positions == 3 and found.flipped
-    assert found.base_tokens == base.tokens[:3] and found.tokens == other.tokens[:3]
-    assert found.nats[:2] == (0.0, 0.0) and found.nats[2] == found.most_nats > 0.1
-    assert found.mean_nats == pytest.approx(found.nats[2] / 3)
+    comparison = compare(base, other)
+    assert comparison.positions == 3 and comparison.flipped
+    assert comparison.base_tokens == base.tokens[:3] and comparison.tokens == other.tokens[:3]
+    assert comparison.nats[:2] == (0.0, 0.0) and comparison.nats[2] == comparison.most_nats > 0.1
+    assert comparison.mean_nats == pytest.approx(comparison.nats[2] / 3)
 
 
 def test_the_same_answer_is_compared_as_a_whole() -> None:
-    found = compare(answer("abcde"), answer("abcde"))
-    assert found.positions == 5 and not found.flipped and found.most_nats == 0.0
+    comparison = compare(answer("abcde"), answer("abcde"))
+    assert comparison.positions == 5 and not comparison.flipped and comparison.most_nats == 0.0
 
 
 def test_what_differs_after_the_first_other_token_counts_for_nothing() -> None:
@@ -29,10 +29,10 @@ def test_what_differs_after_the_first_other_token_counts_for_nothing() -> None:
 def test_a_side_that_is_missing_failed() -> None:
     whole = {"base": answer("abc"), "again": answer("abc"), "candidate": answer("abX")}
     assert evidence(3, whole).unanswered == ()
-    found = evidence(3, {"base": whole["base"], "again": whole["again"]})
-    assert found.candidate is None and found.again is not None and found.unanswered == ("candidate",)
-    found = evidence(3, {"again": whole["again"], "candidate": whole["candidate"]})
-    assert found.again is None and found.candidate is None and found.unanswered == ("base",)
+    result = evidence(3, {"base": whole["base"], "again": whole["again"]})
+    assert result.candidate is None and result.again is not None and result.unanswered == ("candidate",)
+    result = evidence(3, {"again": whole["again"], "candidate": whole["candidate"]})
+    assert result.again is None and result.candidate is None and result.unanswered == ("base",)
 
 
 @pytest.mark.parametrize(

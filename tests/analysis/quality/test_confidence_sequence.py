@@ -20,10 +20,10 @@ def end(which: Which, alpha: float = 0.025) -> MeanEnd:
 
 
 def fed(which: Which, values: list[float] | np.ndarray) -> MeanEnd:
-    found = end(which)
+    result = end(which)
     for value in values:
-        found.feed(value)
-    return found
+        result.feed(value)
+    return result
 
 
 @given(st.floats(1e-4, 0.5), st.floats(-1, -0.01), st.floats(0.51, 1))
@@ -37,10 +37,10 @@ def test_the_grid_holds_the_margin_exactly_and_no_bound(margin: float, low: floa
 @pytest.mark.parametrize("seen, needed", [(0, 432), (1, 700), (2, 950)])
 def test_what_was_hardly_ever_seen_is_soon_shown_to_be_rarer_than_the_margin(seen: int, needed: int) -> None:
     """The binomial's fixed sizes are 368, 557 and 719; looking at every value costs the rest."""
-    found = end("high")
+    result = end("high")
     for number in range(needed):
-        found.feed(1.0 if number in (100, 200)[:seen] else 0.0)
-    assert float(found.end) <= MARGIN
+        result.feed(1.0 if number in (100, 200)[:seen] else 0.0)
+    assert float(result.end) <= MARGIN
     assert float(fed("high", np.zeros(431)).end) > MARGIN
 
 
@@ -63,10 +63,10 @@ def test_the_means_that_are_left_are_an_interval(values: list[float], which: Whi
 
 @given(VALUES)
 def test_an_end_never_moves_outward(values: list[float]) -> None:
-    found, ends = end("high"), [1.0]
+    result, ends = end("high"), [1.0]
     for value in values:
-        found.feed(value)
-        ends.append(float(found.end))
+        result.feed(value)
+        ends.append(float(result.end))
     assert (np.diff(ends) <= 0).all()
 
 
@@ -89,23 +89,23 @@ def test_the_true_mean_is_seldom_excluded_however_often_one_looks(
 ) -> None:
     """600 sequences of 1500 values: 15 may be wrong on average at 2.5 %, and 30 is four sds more."""
     rng, mean = np.random.default_rng(5), share
-    found = MeanEnd(which, SPAN, np.array([mean]), 0.025, (600,))
+    result = MeanEnd(which, SPAN, np.array([mean]), 0.025, (600,))
     for _ in range(1500):
         up, down = rng.random((2, 600))
-        found.feed((up < share + noise).astype(float) - (down < noise))
-    assert found.excluded.sum() <= 30
+        result.feed((up < share + noise).astype(float) - (down < noise))
+    assert result.excluded.sum() <= 30
 
 
 def test_ends_hold_for_values_that_depend_on_those_before() -> None:
     """A stake that answers to the past: the mean stays 0 given it, and nothing else does."""
     rng = np.random.default_rng(6)
-    found, total = MeanEnd("high", SPAN, np.array([1e-12]), 0.025, (600,)), np.zeros(600)
+    result, total = MeanEnd("high", SPAN, np.array([1e-12]), 0.025, (600,)), np.zeros(600)
     for _ in range(500):
         size = np.where(total < 0, 1.0, 0.1)
         value = size * rng.choice([-1.0, 1.0], 600)
         total += value
-        found.feed(value)
-    assert found.excluded.sum() <= 30
+        result.feed(value)
+    assert result.excluded.sum() <= 30
 
 
 @pytest.mark.parametrize("value", [1.001, -2.0, math.nan])

@@ -27,9 +27,9 @@ def test_it_is_a_lower_bound_of_the_divergence_over_the_whole_vocabulary(
     seed: int, vocabulary: int, count: int, spread: float
 ) -> None:
     p, q = np.random.default_rng(seed).dirichlet(np.full(vocabulary, spread), 2)
-    found = jensen_shannon(likely(p, count), likely(q, count))
-    assert 0 <= found <= whole(p, q) + 1e-9
-    assert found == pytest.approx(jensen_shannon(likely(q, count), likely(p, count)), abs=1e-12)
+    result = jensen_shannon(likely(p, count), likely(q, count))
+    assert 0 <= result <= whole(p, q) + 1e-9
+    assert result == pytest.approx(jensen_shannon(likely(q, count), likely(p, count)), abs=1e-12)
 
 
 @given(st.integers(0, 2**32), st.integers(2, 20))

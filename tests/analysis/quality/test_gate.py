@@ -31,11 +31,11 @@ def test_the_verdict_follows_the_excess(excess: float, verdict: str, seed: int) 
 
 
 def test_any_order_of_arrival_gives_the_verdict_of_the_file() -> None:
-    found = prompts(300, 2, 0.011)
-    whole = judge(found, RULE)
-    random.Random(3).shuffle(found)
+    result = prompts(300, 2, 0.011)
+    whole = judge(result, RULE)
+    random.Random(3).shuffle(result)
     gate = Gate(RULE)
-    for one in found:
+    for one in result:
         gate.add(one)
     assert gate.verdict() == whole
     assert whole.prompts + whole.unused == 300
@@ -43,15 +43,15 @@ def test_any_order_of_arrival_gives_the_verdict_of_the_file() -> None:
 
 def test_what_comes_after_the_decision_does_not_count() -> None:
     decided = judge(prompts(440, 1), RULE)
-    worse = [replace(one, prompt=one.prompt + 440) for one in prompts(300, 1, 0.3)]
-    found = judge([*prompts(440, 1), *worse], RULE)
-    assert found == replace(decided, unused=decided.unused + 300) and found.verdict == "SAME"
+    worse = [replace(prompt, prompt=prompt.prompt + 440) for prompt in prompts(300, 1, 0.3)]
+    verdict = judge([*prompts(440, 1), *worse], RULE)
+    assert verdict == replace(decided, unused=decided.unused + 300) and verdict.verdict == "SAME"
 
 
 def test_a_missing_number_holds_back_those_behind_it() -> None:
-    found = [one for one in prompts(100, 1) if one.prompt != 40]
+    result = [one for one in prompts(100, 1) if one.prompt != 40]
     gate = Gate(RULE)
-    for one in found:
+    for one in result:
         gate.add(one)
     assert (gate.verdict().prompts, gate.verdict().unused) == (40, 59)
     gate.add(prompt(40, 0.0, 0.0))
@@ -59,28 +59,28 @@ def test_a_missing_number_holds_back_those_behind_it() -> None:
 
 
 def test_the_budget_ends_a_gate_undecided() -> None:
-    found = judge(prompts(200, 1), replace(RULE, prompts=150))
-    assert (found.verdict, found.prompts, found.unused) == ("UNDECIDED", 150, 50)
-    assert any("mean excess divergence" in line for line in found.why)
+    verdict = judge(prompts(200, 1), replace(RULE, prompts=150))
+    assert (verdict.verdict, verdict.prompts, verdict.unused) == ("UNDECIDED", 150, 50)
+    assert any("mean excess divergence" in line for line in verdict.why)
 
 
 def test_broken_prompts_degrade_though_the_mean_is_small() -> None:
     """3 % of the prompts break at one position of 32."""
     rule = replace(RULE, prompts=3000)
     rare = [prompt(one, 0.001, 0.21 if one % 33 == 7 else 0.0) for one in range(3000)]
-    found = judge(rare, rule)
-    assert found.verdict == "DEGRADED" and found.broken.is_above and not found.nats.is_above
-    assert len(found.why) == 1 and "broken" in found.why[0]
-    assert found.candidate.broken > 0 == found.again.broken
+    verdict = judge(rare, rule)
+    assert verdict.verdict == "DEGRADED" and verdict.broken.is_above and not verdict.nats.is_above
+    assert len(verdict.why) == 1 and "broken" in verdict.why[0]
+    assert verdict.candidate.broken > 0 == verdict.again.broken
 
 
 def test_prompts_that_the_repeat_breaks_as_often_are_noise() -> None:
     def broken(one: int, of: int) -> float:
         return 0.25 if one % 50 == of else 0.0
 
-    found = judge([prompt(one, broken(one, 3), broken(one, 28)) for one in range(768)], RULE)
-    assert found.verdict == "UNDECIDED" and found.excess_broken == pytest.approx(0.0, abs=0.003)
-    assert found.broken.low < 0 < found.broken.high
+    verdict = judge([prompt(one, broken(one, 3), broken(one, 28)) for one in range(768)], RULE)
+    assert verdict.verdict == "UNDECIDED" and verdict.excess_broken == pytest.approx(0.0, abs=0.003)
+    assert verdict.broken.low < 0 < verdict.broken.high
 
 
 def failing(count: int, of: dict[int, tuple[Side, ...]]) -> list[PromptEvidence]:
@@ -89,61 +89,61 @@ def failing(count: int, of: dict[int, tuple[Side, ...]]) -> list[PromptEvidence]
 
 def test_a_candidate_that_leaves_prompts_unanswered_is_not_the_same() -> None:
     failed: dict[int, tuple[Side, ...]] = dict.fromkeys(range(5, 768, 100), ("candidate",))
-    found = judge(failing(768, failed), RULE)
-    assert found.verdict == "UNDECIDED" and found.failed.candidate == len(failed) == 8
-    assert found.nats.is_below and found.broken.is_below and not found.unanswered.is_below
-    assert "unanswered" in found.why[0] and "8 by the candidate" in found.why[-1]
+    verdict = judge(failing(768, failed), RULE)
+    assert verdict.verdict == "UNDECIDED" and verdict.failed.candidate == len(failed) == 8
+    assert verdict.nats.is_below and verdict.broken.is_below and not verdict.unanswered.is_below
+    assert "unanswered" in verdict.why[0] and "8 by the candidate" in verdict.why[-1]
 
 
 def test_a_candidate_that_answers_next_to_nothing_voids_the_gate_at_once() -> None:
-    found = judge(failing(200, dict.fromkeys(range(200), ("candidate",))), RULE)
-    assert found.verdict == "UNDECIDED" and found.prompts < 20 and found.compared == 0
-    assert found.unanswered.is_above
+    verdict = judge(failing(200, dict.fromkeys(range(200), ("candidate",))), RULE)
+    assert verdict.verdict == "UNDECIDED" and verdict.prompts < 20 and verdict.compared == 0
+    assert verdict.unanswered.is_above
 
 
 def test_failures_of_the_base_are_counted_and_say_nothing() -> None:
-    found = judge(failing(500, {3: ("base",), 4: ("base", "candidate"), 9: ("base", "again")}), RULE)
-    assert (found.failed.base, found.failed.again, found.failed.candidate) == (3, 1, 1)
-    assert found.verdict == "UNDECIDED" or found.compared == found.prompts - 3
+    verdict = judge(failing(500, {3: ("base",), 4: ("base", "candidate"), 9: ("base", "again")}), RULE)
+    assert (verdict.failed.base, verdict.failed.again, verdict.failed.candidate) == (3, 1, 1)
+    assert verdict.verdict == "UNDECIDED" or verdict.compared == verdict.prompts - 3
 
 
 def test_failures_that_the_repeat_has_too_do_not_hide_broken_answers() -> None:
     """The repeat fails as often as the candidate breaks: the difference of both would be none."""
-    found = judge(
+    verdict = judge(
         [
             prompt(one, 0.0, 0.3 if one % 40 == 5 else 0.0, *(("again",) if one % 40 == 17 else ()))
             for one in range(2000)
         ],
         replace(RULE, prompts=2000),
     )
-    assert found.verdict != "SAME" and not found.broken.is_below
+    assert verdict.verdict != "SAME" and not verdict.broken.is_below
 
 
 def test_what_the_evidence_says_is_counted() -> None:
-    found = judge(
+    verdict = judge(
         [prompt(0, 0.01, 0.02), prompt(1, 0.01, 0.3, flipped=True), prompt(2, 0.0, 0.0, "again")], RULE
     )
-    assert found.candidate.flips == 1 and found.candidate.at_risk == found.again.at_risk == 8
-    assert (found.candidate.flips, found.candidate.at_risk, found.again.flips) == (1, 8, 0)
-    assert found.candidate.mean_nats == pytest.approx(0.16) and found.candidate.broken == 1
-    assert [one.prompt for one in found.worst] == [1, 0]
-    assert [one.position for one in found.by_position] == [0, 1, 2, 3]
-    assert found.by_position[3].candidate_nats == pytest.approx(0.16)
-    assert (found.prompts, found.compared) == (3, 2)
+    assert verdict.candidate.flips == 1 and verdict.candidate.at_risk == verdict.again.at_risk == 8
+    assert (verdict.candidate.flips, verdict.candidate.at_risk, verdict.again.flips) == (1, 8, 0)
+    assert verdict.candidate.mean_nats == pytest.approx(0.16) and verdict.candidate.broken == 1
+    assert [one.prompt for one in verdict.worst] == [1, 0]
+    assert [one.position for one in verdict.by_position] == [0, 1, 2, 3]
+    assert verdict.by_position[3].candidate_nats == pytest.approx(0.16)
+    assert (verdict.prompts, verdict.compared) == (3, 2)
 
 
 @pytest.mark.parametrize("margin_broken", [0.01, 0.05])
 def test_the_fewest_prompts_are_enough_when_nothing_differs(margin_broken: float) -> None:
     rule = replace(RULE, margin_broken=margin_broken)
-    found = judge([prompt(one, 0.0, 0.0) for one in range(600)], rule)
-    assert found.verdict == "SAME" and found.prompts == fewest_prompts(rule)
+    verdict = judge([prompt(one, 0.0, 0.0) for one in range(600)], rule)
+    assert verdict.verdict == "SAME" and verdict.prompts == fewest_prompts(rule)
     assert fewest_prompts(rule) == (432 if margin_broken == 0.01 else 299)
 
 
 def test_a_gate_without_a_prompt_is_undecided() -> None:
-    found = judge([], RULE)
-    assert found.verdict == "UNDECIDED" and found.by_position == () and found.worst == ()
-    assert found.excess_broken == 0.0
+    verdict = judge([], RULE)
+    assert verdict.verdict == "UNDECIDED" and verdict.by_position == () and verdict.worst == ()
+    assert verdict.excess_broken == 0.0
 
 
 @pytest.mark.parametrize("number", [0, 1, -1])
@@ -156,5 +156,5 @@ def test_a_prompt_twice_or_without_a_number_is_refused(number: int) -> None:
 
 
 def test_a_verdict_survives_a_file() -> None:
-    found = judge(prompts(50, 1, 0.02), RULE)
-    assert from_tree(GateVerdict, to_tree(found), "quality.json") == found
+    verdict = judge(prompts(50, 1, 0.02), RULE)
+    assert from_tree(GateVerdict, to_tree(verdict), "quality.json") == verdict

@@ -43,9 +43,9 @@ def test_a_draw_that_no_number_of_nodes_serves_takes_the_most() -> None:
 
 def test_a_tie_counts_in_equal_parts_and_probabilities_add_up_to_1() -> None:
     nodes = np.array([[10, 10, 12, 9], [10, 11, 12, 10], [11, 12, 12, 11]])
-    found = ranking.best_probability(nodes)
-    assert found.tolist() == pytest.approx([(0.5 + 1 + 1 / 3 + 1) / 4, (0.5 + 1 / 3) / 4, 1 / 12])
-    assert found.sum() == pytest.approx(1.0)
+    result = ranking.best_probability(nodes)
+    assert result.tolist() == pytest.approx([(0.5 + 1 + 1 / 3 + 1) / 4, (0.5 + 1 / 3) / 4, 1 / 12])
+    assert result.sum() == pytest.approx(1.0)
     assert ranking.tie_probability(nodes) == 0.5
 
 
@@ -65,8 +65,8 @@ def test_what_all_shapes_share_cancels() -> None:
 
 
 def test_places_are_by_nodes_then_by_qps_and_equal_nodes_share_a_rank() -> None:
-    found = ranking.places([12, 10, 12, 30], [3.0, 4.0, 3.5, 1.0])
-    assert found == [(1, 1, False), (2, 2, True), (0, 2, True), (3, 4, False)]
+    result = ranking.places([12, 10, 12, 30], [3.0, 4.0, 3.5, 1.0])
+    assert result == [(1, 1, False), (2, 2, True), (0, 2, True), (3, 4, False)]
 
 
 def shape(layout: str, budget: int, best: float, told_apart: bool = False, nodes: int = 10) -> RankedShape:
@@ -88,8 +88,8 @@ def shape(layout: str, budget: int, best: float, told_apart: bool = False, nodes
 
 
 def rivals_of(*shapes: RankedShape) -> list[str]:
-    found = ShapeRanking(hit=None, shapes=shapes, unranked=(), tie_probability=0.0, sd_nodes=1.0)
-    return [each.name for each in rivals(found)]
+    result = ShapeRanking(hit=None, shapes=shapes, unranked=(), tie_probability=0.0, sd_nodes=1.0)
+    return [each.name for each in rivals(result)]
 
 
 def test_rivals_are_the_best_of_other_layouts_that_are_not_told_apart() -> None:
@@ -103,13 +103,13 @@ def test_rivals_of_a_single_layout_are_its_budgets_and_three_at_most() -> None:
 
 
 def answer(*shapes: RankedShape) -> Answer:
-    found = ShapeRanking(hit=None, shapes=shapes, unranked=(), tie_probability=0.1, sd_nodes=3.0)
+    result = ShapeRanking(hit=None, shapes=shapes, unranked=(), tie_probability=0.1, sd_nodes=3.0)
     verdict = RecommendationVerdict(
         asked=describe(load([])),
         peak_qps=200.0,
         care=Margins(),
         gpus_per_node=8,
-        rankings=(found,),
+        rankings=(result,),
         exit_code=0,
     )
     return recommend.answers(verdict)[0]

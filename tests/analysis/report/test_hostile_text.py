@@ -86,10 +86,10 @@ def hostile(folder: Path, text: str) -> Path:
     (run / "events.jsonl").write_text(
         "".join(json.dumps(spoilt(json.loads(line), text)) + "\n" for line in lines)
     )
-    config, found = NAME.subn(
+    config, result = NAME.subn(
         lambda name: name[1] + json.dumps(name[2] + text), (run / "config.yaml").read_text()
     )
-    assert found > 5
+    assert result > 5
     (run / "config.yaml").write_text(config)
     return run
 
@@ -113,12 +113,12 @@ def test_no_text_of_a_folder_reaches_a_terminal(
     run, out = runs[name], tmp_path / "out"
     places = {"RUN": str(run), "OTHER": str(GOLDEN), "OUT.html": f"{out}.html", "OUT.csv": f"{out}.csv"}
     code = command.main([places.get(word, word) for word in words])
-    said = capsys.readouterr()
-    assert code in range(7), said.err
-    assert all(line.isprintable() for line in (*lines(said.out), *lines(said.err)))
-    assert not any(line.startswith("VALID  99") for line in lines(said.out))
-    assert "Traceback" not in said.err
-    assert len(said.err) < 5000
+    output = capsys.readouterr()
+    assert code in range(7), output.err
+    assert all(line.isprintable() for line in (*lines(output.out), *lines(output.err)))
+    assert not any(line.startswith("VALID  99") for line in lines(output.out))
+    assert "Traceback" not in output.err
+    assert len(output.err) < 5000
     if Path(f"{out}.html").exists():
         page = Path(f"{out}.html").read_text(errors="surrogateescape")
         assert "<script>alert(1)" not in page and "<img src=x" not in page

@@ -224,15 +224,17 @@ def test_what_is_not_claimed_is_not_shown(
     assert reason.partition(": ")[2] in page.text
 
 
-@pytest.mark.parametrize(("end", "said"), [("open_above", "at least 5.00"), ("open_below", "at most 7.00")])
-def test_an_open_end_is_a_bound_and_no_capacity(end: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "message"), [("open_above", "at least 5.00"), ("open_below", "at most 7.00")]
+)
+def test_an_open_end_is_a_bound_and_no_capacity(end: str, message: str) -> None:
     tree = sweep_json(GOLDEN)
     q = {"value": CLAIMED, "low": 5.0, "high": 7.0, "certified": CLAIMED}
     tree["capacity"] |= {"qps_per_node": q, end: True}
     tree |= {"passed": False, "exit_code": 6, "reason": "one end is open"}
-    found = views.answer(from_tree(RunVerdict, tree, GOLDEN))
-    assert found.headline.startswith(said) and found.tone == "short"
-    assert str(CLAIMED) not in str(found)
+    result = views.answer(from_tree(RunVerdict, tree, GOLDEN))
+    assert result.headline.startswith(message) and result.tone == "short"
+    assert str(CLAIMED) not in str(result)
 
 
 def test_a_killed_run_says_so(copy: Path, tmp_path: Path, undrawn: None) -> None:
@@ -262,7 +264,7 @@ def test_a_run_without_one_window_or_sample_still_has_a_report(copy: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("passed", "said"),
+    ("passed", "message"),
     [
         ((True, True), "within the bounds"),
         ((True, None), "p90 TTFT within its bound, p90 TPOT unknown or not applicable"),
@@ -270,11 +272,11 @@ def test_a_run_without_one_window_or_sample_still_has_a_report(copy: Path, tmp_p
     ],
 )
 def test_a_p90_that_nobody_knows_is_not_within_its_bound(
-    passed: tuple[bool | None, bool | None], said: str
+    passed: tuple[bool | None, bool | None], message: str
 ) -> None:
     ttft, tpot = (Quantile(ms=None, bound_ms=1.0, passed=one) for one in passed)
     probe = ProbeFigures(rate_qps_per_node=1.0, limits={"ttft": ttft, "tpot": tpot})
-    assert rates_view.probe_outcome(probe) == said
+    assert rates_view.probe_outcome(probe) == message
 
 
 def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path, undrawn: None) -> None:
@@ -296,8 +298,8 @@ def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path, undrawn: No
 
 def test_a_page_too_large_leaves_figures_out_and_says_so() -> None:
     room = blocks.Room(left_bytes=1000)
-    found = [blocks.figure_block(exhibit, RunData(load_run(GOLDEN)), room) for exhibit in ALL]
-    assert [one.why for one in found if isinstance(one, Missing)] == [blocks.FULL] * len(ALL)
+    result = [blocks.figure_block(exhibit, RunData(load_run(GOLDEN)), room) for exhibit in ALL]
+    assert [one.why for one in result if isinstance(one, Missing)] == [blocks.FULL] * len(ALL)
 
 
 def test_a_server_that_tells_too_much_does_not_make_a_large_page(

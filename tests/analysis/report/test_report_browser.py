@@ -49,8 +49,8 @@ SVG_FILLS = "[...document.querySelectorAll('svg *')].map(e => getComputedStyle(e
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
+    with Browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
 
 
 @pytest.fixture
@@ -91,16 +91,16 @@ def test_nothing_scrolls_sideways_and_every_letter_can_be_read(
 ) -> None:
     tab.screen(*size)
     tab.open(golden_report.as_uri())
-    found, palest = tab.value(MEASURE), tab.value(PALEST)
+    result, palest = tab.value(MEASURE), tab.value(PALEST)
     assert not tab.complaints
-    assert found["wide"] <= size[0]
-    assert found["height"] > 5 * size[1]
+    assert result["wide"] <= size[0]
+    assert result["height"] > 5 * size[1]
     if size == PHONE:
-        assert found["tables"] > 0, "tables scroll inside their box"
-    assert found["smallest"] >= 8.9, "letters of figures, in pixels"
-    assert found["figures"] >= 6
-    assert not found["scrolled"], "figures need no sideways scrolling"
-    assert not found["cut"]
+        assert result["tables"] > 0, "tables scroll inside their box"
+    assert result["smallest"] >= 8.9, "letters of figures, in pixels"
+    assert result["figures"] >= 6
+    assert not result["scrolled"], "figures need no sideways scrolling"
+    assert not result["cut"]
     assert palest[0][0] >= 4.5, palest
 
 
@@ -133,9 +133,9 @@ def ink_ends(printed: bytes) -> list[float]:
 
 def stream(printed: bytes, number: int) -> str:
     """The drawing operators of an object of a PDF."""
-    found = re.search(rb"(?<!\d)%d 0 obj\b.*?stream\r?\n" % number, printed, re.S)
-    assert found
-    return zlib.decompressobj().decompress(printed[found.end() :]).decode("latin1")
+    match = re.search(rb"(?<!\d)%d 0 obj\b.*?stream\r?\n" % number, printed, re.S)
+    assert match
+    return zlib.decompressobj().decompress(printed[match.end() :]).decode("latin1")
 
 
 def lowest_text(operators: str) -> float:

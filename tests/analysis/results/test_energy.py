@@ -94,19 +94,19 @@ def test_a_node_that_does_not_tell_leaves_the_run_unknown() -> None:
     silent = [
         {"at": 0, "clock_ns": s * NS, "node": "c", "idle": s < 10, "error": "no GPU"} for s in range(200)
     ]
-    found = figures(power([*TWO, *silent]), [window(1, 20, 120)], ANSWERED, None)
+    energy = figures(power([*TWO, *silent]), [window(1, 20, 120)], ANSWERED, None)
     assert (
-        found.unknown == "1 of 3 node(s) told no power (c): no GPU"
-        and found.windows == ()
-        and found.quoted is None
+        energy.unknown == "1 of 3 node(s) told no power (c): no GPU"
+        and energy.windows == ()
+        and energy.quoted is None
     )
-    assert [node.gpus_told for node in found.nodes] == [8, 8, 0]
+    assert [node.gpus_told for node in energy.nodes] == [8, 8, 0]
 
 
 def test_a_gpu_that_its_tool_does_not_tell_is_no_gpu_of_0_watts() -> None:
     seven = [row | {"gpu_watts": [*row["gpu_watts"][:7], None], "source": "amdsmi"} for row in TWO]
-    found = figures(power(seven), [window(1, 20, 120)], ANSWERED, None)
-    assert found.unknown == "2 of 2 node(s) told no power (a): 7 of its 8 GPUs told theirs"
+    energy = figures(power(seven), [window(1, 20, 120)], ANSWERED, None)
+    assert energy.unknown == "2 of 2 node(s) told no power (a): 7 of its 8 GPUs told theirs"
     # The kernel tells two dies of a GPU once.
     dies = [row | {"gpu_watts": [*row["gpu_watts"], None]} for row in TWO]
     assert figures(power(dies), [window(1, 20, 120)], ANSWERED, None).windows == KNOWN.windows
@@ -116,9 +116,9 @@ def test_a_replaced_node_counts_in_the_windows_in_which_it_served() -> None:
     first = samples("b", 150, 500, range(100))
     later = samples("c", 0, 900, range(110, 200))
     rows = [row for row in TWO if row["node"] == "a"] + first + later
-    found = figures(power(rows), [window(1, 20, 90), window(2, 120, 190)], ANSWERED, None)
-    assert [one.watts_per_node for one in found.windows] == [pytest.approx(4800), pytest.approx(6400)]
-    assert found.windows[0].idle_share and found.windows[1].idle_share is None
+    energy = figures(power(rows), [window(1, 20, 90), window(2, 120, 190)], ANSWERED, None)
+    assert [one.watts_per_node for one in energy.windows] == [pytest.approx(4800), pytest.approx(6400)]
+    assert energy.windows[0].idle_share and energy.windows[1].idle_share is None
     # A node that serves and does not answer is missed.
     alone = [row for row in TWO if row["node"] == "a"]
     assert figures(power(alone), [window(1, 20, 90)], ANSWERED, None).windows[0].watts_per_node is None
@@ -133,10 +133,10 @@ def test_without_samples_the_reason_is_that_of_the_run() -> None:
 
 def test_a_window_with_a_gap_has_its_coverage_and_no_figure() -> None:
     rows = [row for row in TWO if not 50 * NS < row["clock_ns"] < 100 * NS]
-    found = figures(power(rows), [window(1, 20, 120), window(2, 130, 180)], ANSWERED, None)
-    first, second = found.windows
+    energy = figures(power(rows), [window(1, 20, 120), window(2, 130, 180)], ANSWERED, None)
+    first, second = energy.windows
     assert (first.watts_per_node, first.wh_per_request) == (None, None)
-    assert first.coverage == pytest.approx(0.5) and found.at == second.index == 2
+    assert first.coverage == pytest.approx(0.5) and energy.at == second.index == 2
     # Nobody asked anything in the second window: its power is known, its energy has no one to be shared by.
     assert second.watts_per_node == pytest.approx(4800) and second.wh_per_request is None
     alone = figures(power(rows), [window(1, 20, 120)], ANSWERED, None)
@@ -161,9 +161,9 @@ def test_the_verdict_quotes_the_valid_window_nearest_to_the_capacity(certified: 
 
 def test_no_sample_at_rest_leaves_the_idle_share_unknown() -> None:
     busy = [row for row in TWO if not row["idle"]]
-    found = figures(power(busy), [window(1, 20, 120)], ANSWERED, None)
-    assert found.windows[0].watts_per_node and found.windows[0].idle_share is None
-    assert "idle share unknown" in dict(answers.power_facts(golden().asked, found))["power"]
+    energy = figures(power(busy), [window(1, 20, 120)], ANSWERED, None)
+    assert energy.windows[0].watts_per_node and energy.windows[0].idle_share is None
+    assert "idle share unknown" in dict(answers.power_facts(golden().asked, energy))["power"]
 
 
 def golden() -> RunVerdict:
@@ -172,12 +172,12 @@ def golden() -> RunVerdict:
 
 def test_the_screen_says_whose_watts_and_a_run_without_power_says_none() -> None:
     assert golden().power is None and "power" not in screen(golden())
-    told = screen(replace(golden(), power=KNOWN))
+    text = screen(replace(golden(), power=KNOWN))
     assert (
         "power: 4,800 W per node (GPUs alone, 16 GPUs of 2 node(s)) at 10 QPS per node, "
-        "1,120 W idle, 23% of it" in told
+        "1,120 W idle, 23% of it" in text
     )
-    assert "energy: 0.267 Wh per request, 0.0476 kWh per 1M input tokens, 1.9 per 1M output tokens" in told
+    assert "energy: 0.267 Wh per request, 0.0476 kWh per 1M input tokens, 1.9 per 1M output tokens" in text
     unknown = replace(golden(), power=PowerFigures("nobody tells"))
     assert "power" not in screen(unknown)  # a simulated engine, of which nobody expects it
     real = replace(unknown, asked=replace(unknown.asked, engine="vllm"))
@@ -191,13 +191,13 @@ def test_figures_survive_their_file() -> None:
 def test_the_report_has_a_section_or_says_why_not(tmp_path: Path) -> None:
     """Of the page only the parts that power has a share in: no figure is drawn."""
 
-    def page(found: PowerFigures | None) -> str:
-        sections = without_empty(power_sections(found))
+    def page(figures: PowerFigures | None) -> str:
+        sections = without_empty(power_sections(figures))
         return report.html(Page("one", "one", "", None, sections))
 
-    told = page(KNOWN)
-    assert 'id="power"' in told and "8 of 8" in told and "4,800" in told
-    assert "not in the watts of its GPUs" in told
+    text = page(KNOWN)
+    assert 'id="power"' in text and "8 of 8" in text and "4,800" in text
+    assert "not in the watts of its GPUs" in text
     unknown = page(PowerFigures("nobody <b>tells"))
     assert 'id="power"' not in unknown and "unknown, for nobody &lt;b&gt;tells" in unknown
     assert "Power and energy" not in page(None)

@@ -46,16 +46,16 @@ def study_of(kind: str, verdict: RunVerdict) -> StudyVerdict:
 
 
 def test_distances_in_ln_add_as_squares() -> None:
-    found = ALONE.joined(CONSTANTS)
-    q = found.qps_per_node
-    assert q.value == 3.0 and found.qps_per_replica == q.per(2)
+    result = ALONE.joined(CONSTANTS)
+    q = result.qps_per_node
+    assert q.value == 3.0 and result.qps_per_replica == q.per(2)
     for end, own, ratio in (
         (q.low, 2.9, 0.8),
         (q.high, 3.2, 1.25),
         (q.certified, 2.92, 0.83),
     ):
         assert math.log(end / 3) ** 2 == pytest.approx(math.log(own / 3) ** 2 + math.log(ratio) ** 2)
-    assert found.sampling == SAMPLING
+    assert result.sampling == SAMPLING
 
 
 @pytest.mark.parametrize("side", ["open_above", "open_below"])
@@ -65,9 +65,9 @@ def test_the_bound_of_an_open_capacity_moves_by_the_constants(side: str) -> None
 
 
 def test_without_an_answer_of_the_engine_model_the_reason_stands_there() -> None:
-    found = ALONE.joined("no such engine")
-    assert found.qps_per_node == SAMPLING and found.constants is None
-    assert "no such engine" in found.held and NOT_RECORDED in ALONE.held
+    result = ALONE.joined("no such engine")
+    assert result.qps_per_node == SAMPLING and result.constants is None
+    assert "no such engine" in result.held and NOT_RECORDED in ALONE.held
 
 
 def test_a_simulated_run_leads_with_simulated_and_the_joint_figures() -> None:

@@ -35,10 +35,10 @@ def test_what_a_file_leaves_out_takes_its_default() -> None:
     for key in ("arrivals", "sessions", "conversations", "time_scale", "kernels", "data_path"):
         del tree["asked"][key]
     del tree["capacity"]["limits"]
-    found = from_tree(RunVerdict, tree, "the file")
-    assert (found.asked.arrivals, found.asked.time_scale) == ("poisson", 1.0)
-    assert found.requests is None and found.basis is None
-    assert found.capacity and found.capacity.limits is None
+    result = from_tree(RunVerdict, tree, "the file")
+    assert (result.asked.arrivals, result.asked.time_scale) == ("poisson", 1.0)
+    assert result.requests is None and result.basis is None
+    assert result.capacity and result.capacity.limits is None
 
 
 def test_a_key_without_a_field_is_left_out() -> None:
@@ -49,7 +49,7 @@ def test_a_key_without_a_field_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "message"),
     [
         ("valid", "yes", "its valid is yes"),
         ("exit_code", 1.5, "its exit_code is 1.5"),
@@ -66,7 +66,7 @@ def test_a_key_without_a_field_is_left_out() -> None:
         ("requests.by_status", "none", "its requests.by_status is none"),
     ],
 )
-def test_a_value_of_another_kind_is_named(path: str, value: Any, said: str) -> None:
+def test_a_value_of_another_kind_is_named(path: str, value: Any, message: str) -> None:
     tree = json.loads(GOLDEN.read_text())
     *above, name = path.split(".")
     place = tree
@@ -75,14 +75,14 @@ def test_a_value_of_another_kind_is_named(path: str, value: Any, said: str) -> N
     place[name] = value
     with pytest.raises(RunError) as refused:
         from_tree(RunVerdict, tree, "sweep.json")
-    assert str(refused.value).startswith(f"sweep.json is broken: {said}")
+    assert str(refused.value).startswith(f"sweep.json is broken: {message}")
 
 
 def test_an_infinite_latency_is_a_word_in_the_file() -> None:
     tree = json.loads((DATA / "verdicts" / "probe.json").read_text())
-    found = from_tree(RunVerdict, tree, "probe")
-    limits = found.probe.limits | {"ttft": replace(found.probe.limits["ttft"], ms=Estimate(math.inf, 2e3))}
-    late = replace(found, probe=replace(found.probe, limits=limits))
+    result = from_tree(RunVerdict, tree, "probe")
+    limits = result.probe.limits | {"ttft": replace(result.probe.limits["ttft"], ms=Estimate(math.inf, 2e3))}
+    late = replace(result, probe=replace(result.probe, limits=limits))
     tree = to_tree(late)
     assert tree["probe"]["limits"]["ttft"]["ms"]["value"] == "inf"
     assert from_tree(RunVerdict, json.loads(json.dumps(tree)), "probe") == late

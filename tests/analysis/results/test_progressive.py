@@ -61,13 +61,13 @@ BASELINES_S = {LLAMA: (0.1, 3.07), QWEN: (0.1, 1.889), DEEPSEEK: (4.095, 4.359),
 def test_the_papers_rules_give_the_statuses_of_its_own_tables(name: str, end: int) -> None:
     before: float | None = None
     for row in (row for row in PUBLISHED[name] if row.status):
-        found = judged.status(1.0, row.p99_s, row.total_tok_s, BASELINES_S[name][end], before)
+        result = judged.status(1.0, row.p99_s, row.total_tok_s, BASELINES_S[name][end], before)
         before = row.total_tok_s
         if (name, row.concurrency) == (KIMI, 500):
             # Its table contradicts its rule: 103.34 s, 38 times the 2.73 s at 1, is called OK.
-            assert (row.status, found) == ("OK", "DEGRADED")
+            assert (row.status, result) == ("OK", "DEGRADED")
             continue
-        assert found == row.status, row
+        assert result == row.status, row
 
 
 def test_a_plateau_is_told_although_the_paper_calls_it_degraded() -> None:
@@ -95,8 +95,10 @@ def test_statuses(success: float, p99_s: float, total: float, before: float | No
 
 
 def test_five_phases_with_the_papers_levels_and_counts() -> None:
-    found = [(level.phase, level.concurrency, level.requests) for level in published_ladder.levels(of(LLAMA))]
-    assert found == [
+    result = [
+        (level.phase, level.concurrency, level.requests) for level in published_ladder.levels(of(LLAMA))
+    ]
+    assert result == [
         ("warm-up", 1, 3),
         ("baseline", 1, 10),
         *[("scaling", c, n) for c, n in ((5, 15), (10, 30), (25, 75), (50, 150), (100, 300), (150, 300))],
@@ -143,14 +145,14 @@ def test_a_model_that_is_not_the_papers_has_nominal_lengths_and_nothing_beside_i
     levels = published_ladder.levels(ready())
     assert {(level.prompt_tokens, level.published) for level in levels if not level.shape} == {(500, None)}
     assert published_model_of(ready()) is None
-    asked = ready("progressive.lengths=workload")
-    assert {level.prompt_tokens for level in published_ladder.levels(asked) if not level.shape} == {5600}
+    experiment = ready("progressive.lengths=workload")
+    assert {level.prompt_tokens for level in published_ladder.levels(experiment) if not level.shape} == {5600}
 
 
 def test_another_layout_of_a_papers_model_has_no_published_rows_beside_it() -> None:
-    asked = ready("model=qwen3_vl_235b_bf16", "layout=dp1_tp8_ep8")
-    assert not any(level.published for level in published_ladder.levels(asked))
-    scaling = [level.concurrency for level in published_ladder.levels(asked) if level.phase == "scaling"]
+    experiment = ready("model=qwen3_vl_235b_bf16", "layout=dp1_tp8_ep8")
+    assert not any(level.published for level in published_ladder.levels(experiment))
+    scaling = [level.concurrency for level in published_ladder.levels(experiment) if level.phase == "scaling"]
     assert scaling[0] == 10
 
 
@@ -209,11 +211,11 @@ def test_a_schedule_is_a_closed_loop_and_of_a_burst_all_is_window() -> None:
 
 
 def concluded(
-    asked: Experiment, runs: list[list[LevelFigures]], void: dict[int, str] | None = None
+    experiment: Experiment, runs: list[list[LevelFigures]], void: dict[int, str] | None = None
 ) -> dict[str, Any]:
     """The tree of a ladder that was played."""
-    begun = PredictionVerdict(asked=describe(asked), clock="wall", calibration="", exit_code=0)
-    return to_tree(published_ladder.concluded(begun, asked, runs, "wall", void))
+    begun = PredictionVerdict(asked=describe(experiment), clock="wall", calibration="", exit_code=0)
+    return to_tree(published_ladder.concluded(begun, experiment, runs, "wall", void))
 
 
 def rows(*of: dict[str, Any]) -> pa.Table:
@@ -228,11 +230,11 @@ def test_the_figures_of_a_level() -> None:
         {"due_ns": at * second, "output_tokens": 10, "image_tokens": 20, **dict.fromkeys(offsets, 2 * second)}
         for at in (0, 1, 2)
     ]
-    found = judged.figures(rows(*answered))
-    assert found.seconds == 4.0
-    assert (found.total_tok_s, found.output_tok_s, found.image_tok_s) == (150 / 4, 30 / 4, 60 / 4)
-    assert found.in_flight == 6 / 4  # three requests of two seconds within four
-    assert (found.p99_s, found.success, found.prefix_hit, found.answers) == (2.0, 1.0, 0.75, "all 10")
+    result = judged.figures(rows(*answered))
+    assert result.seconds == 4.0
+    assert (result.total_tok_s, result.output_tok_s, result.image_tok_s) == (150 / 4, 30 / 4, 60 / 4)
+    assert result.in_flight == 6 / 4  # three requests of two seconds within four
+    assert (result.p99_s, result.success, result.prefix_hit, result.answers) == (2.0, 1.0, 0.75, "all 10")
     failed = {"status": "timeout", "due_ns": 0, "end_offset_ns": 8 * second}
     with_failure = judged.figures(rows(*answered, failed))
     assert (with_failure.success, with_failure.p99_s, with_failure.seconds) == (0.75, math.inf, 8.0)
@@ -240,10 +242,10 @@ def test_the_figures_of_a_level() -> None:
 
 
 def test_runs_have_a_t_interval_and_a_variation() -> None:
-    found = judged.spread([9.0, 10.0, 11.0, 10.0, 10.0])
+    result = judged.spread([9.0, 10.0, 11.0, 10.0, 10.0])
     half = 2.776445 * math.sqrt(0.5 / 5)  # Student's t with 4 degrees of freedom
-    assert (found.mean.low, found.mean.high) == pytest.approx((10 - half, 10 + half), rel=1e-4)
-    assert found.cov == pytest.approx(math.sqrt(0.5) / 10)
+    assert (result.mean.low, result.mean.high) == pytest.approx((10 - half, 10 + half), rel=1e-4)
+    assert result.cov == pytest.approx(math.sqrt(0.5) / 10)
     assert judged.spread([1.0]) is None
     assert judged.spread([1.0, math.inf]) is None
 
@@ -256,9 +258,9 @@ def replayed() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SUBJECT)
 def test_the_papers_tables_are_met_within_the_fits_own_error(replayed: dict[str, Any], name: str) -> None:
-    found = replayed[name]["progressive"]
-    assert found["rms"] <= SUBJECT[name].fit_rms + 0.0005  # it is known to a tenth of a percent
-    assert found["fit_rms"] == SUBJECT[name].fit_rms
+    result = replayed[name]["progressive"]
+    assert result["rms"] <= SUBJECT[name].fit_rms + 0.0005  # it is known to a tenth of a percent
+    assert result["fit_rms"] == SUBJECT[name].fit_rms
 
 
 @pytest.mark.parametrize("name", SUBJECT)
@@ -366,11 +368,11 @@ class Played:
 
 
 def driven(experiment: Experiment, kind: type[Played] = Played) -> tuple[Driver, list[str]]:
-    told: list[str] = []
+    lines: list[str] = []
     plan = LoadPlan(
         experiment.search, experiment.slo, experiment.workload, 1, 1, Start(5.0), warmup_requests=64
     )
-    return Driver(kind(experiment), plan, lambda kind, /, **facts: told.append(kind)), told
+    return Driver(kind(experiment), plan, lambda kind, /, **facts: lines.append(kind)), lines
 
 
 @pytest.mark.slow
@@ -388,18 +390,18 @@ def test_a_run_over_a_target_plays_the_same_levels_and_says_the_same(replayed: d
         assert (one["status"], one["requests"]) == (other["status"], other["requests"])
     study = StudyVerdict(study="progressive", asked=verdict.asked, names=(), parts=(), exit_code=0)
     together = published_ladder.LadderStudy(experiment).conclude(study, {"run-1": verdict, "run-2": verdict})
-    found = together.progressive
-    assert found and found.runs == 2 and found.levels[3].total_tok_s_spread
-    assert found.levels[3].total_tok_s_spread.cov == 0
+    result = together.progressive
+    assert result and result.runs == 2 and result.levels[3].total_tok_s_spread
+    assert result.levels[3].total_tok_s_spread.cov == 0
 
 
 class PlayedWithoutUsage(Played):
     """Its answers lack the count of their tokens."""
 
     def run(self, schedule: Any, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
+        progress = super().run(schedule, until_ns)
         row = {"status": "truncated", "error_kind": "no_usage"}
-        return Observation(altered(seen.ended, row), seen.pending)
+        return Observation(altered(progress.ended, row), progress.pending)
 
 
 def test_answers_that_all_fail_end_it_in_its_first_phase() -> None:
@@ -448,8 +450,10 @@ def test_the_suffix_of_a_file_says_how_levels_are_written(
     # Nothing is played for a file that cannot be written.
     monkeypatch.setattr(prediction, "predicted_ladder", None)
     assert main([*words, "--out", str(tmp_path / "a.xlsx")]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert said[-1].endswith("a.xlsx: cannot be written as such; give it a name in .parquet or .csv or .json")
+    output = capsys.readouterr().err.splitlines()
+    assert output[-1].endswith(
+        "a.xlsx: cannot be written as such; give it a name in .parquet or .csv or .json"
+    )
 
 
 def test_without_a_model_all_of_the_papers_are_asked() -> None:

@@ -116,13 +116,15 @@ class Late(VirtualFleet):
         self._kept = [records.PROGRESS.empty_table()]
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
+        progress = super().run(schedule, until_ns)
         kept = pa.array(
-            (seen.ended["window_index"].to_numpy() == 0) & (seen.ended["seq"].to_numpy() % 50 == 0)
+            (progress.ended["window_index"].to_numpy() == 0) & (progress.ended["seq"].to_numpy() % 50 == 0)
         )
-        self._kept.append(seen.ended.filter(kept))
+        self._kept.append(progress.ended.filter(kept))
         flying = [altered(rows, {"status": records.PENDING, "end_offset_ns": None}) for rows in self._kept]
-        return Observation(seen.ended.filter(pc.invert(kept)), pa.concat_tables([seen.pending, *flying]))
+        return Observation(
+            progress.ended.filter(pc.invert(kept)), pa.concat_tables([progress.pending, *flying])
+        )
 
     def finish(self, drain_s: float) -> None:
         rows = pa.concat_tables(self._kept)
@@ -147,9 +149,9 @@ class Losing(VirtualFleet):
     """A fleet that loses an actor after 100 s, which is replaced."""
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
+        progress = super().run(schedule, until_ns)
         lost = [LostActor(1, 1, 2, "killed")] if until_ns > 100 * NS else []
-        return Observation(seen.ended, seen.pending, [], lost)
+        return Observation(progress.ended, progress.pending, [], lost)
 
     def heal(self) -> bool:
         return True

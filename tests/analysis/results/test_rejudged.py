@@ -28,8 +28,8 @@ def test_by_its_own_bounds_a_search_has_its_own_answer(run: Run) -> None:
 
 
 def test_a_stricter_bound_lowers_the_capacity_and_may_bind_instead(run: Run) -> None:
-    found = [rejudge(run, word).capacity for word in ("slo.tpot_p90_ms=100", "slo.tpot_p90_ms=80")]
-    assert found[0] and found[1] and found[1].qps_per_node.value < found[0].qps_per_node.value
+    verdict = [rejudge(run, word).capacity for word in ("slo.tpot_p90_ms=100", "slo.tpot_p90_ms=80")]
+    assert verdict[0] and verdict[1] and verdict[1].qps_per_node.value < verdict[0].qps_per_node.value
     ttft = rejudge(run, "slo.ttft_p90_ms=900")
     assert ttft.capacity and ttft.capacity.binding == "ttft" and ttft.asked.slo.bound_ms("ttft") == 900
     assert ttft.reason.startswith("judged by p90 TTFT <= 900 ms, p90 TPOT <= 100 ms with the windows")
@@ -47,7 +47,7 @@ def test_the_lag_that_a_window_may_have_follows_the_bound(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("slo.tpot_p90_ms=300", "offered at most 3.9 QPS per node, and these bounds allow more: python -m"),
         ("slo.ttft_p90_ms=400", "offered at least 2.6 QPS per node, and these bounds allow less: python -m"),
@@ -57,10 +57,12 @@ def test_the_lag_that_a_window_may_have_follows_the_bound(run: Run) -> None:
         ("slo.tfft_p90_ms=3", "slo.tfft_p90_ms"),
     ],
 )
-def test_what_was_not_offered_or_not_recorded_is_refused_in_one_line(run: Run, word: str, said: str) -> None:
+def test_what_was_not_offered_or_not_recorded_is_refused_in_one_line(
+    run: Run, word: str, message: str
+) -> None:
     with pytest.raises(RunError) as refused:
         rejudge(run, word)
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_a_run_that_claims_nothing_claims_nothing_by_other_bounds(tmp_path: Path) -> None:

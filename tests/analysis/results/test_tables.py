@@ -78,35 +78,35 @@ def test_n_counts_what_is_known_and_a_failure_decides_the_quantile_it_reaches() 
 @pytest.mark.parametrize("by", tables.BY)
 def test_a_run_by_any_column_counts_every_request_of_its_windows_once(by: str) -> None:
     run = load_run(GOLDEN)
-    found = tables.percentiles(run, "ttft", (0.9,), by)
-    assert found.column_names == [by, "n", "failed", "ttft_p90_ms"]
-    counted = dict(zip(found[by].to_pylist(), found["n"].to_pylist(), strict=True))
+    table = tables.percentiles(run, "ttft", (0.9,), by)
+    assert table.column_names == [by, "n", "failed", "ttft_p90_ms"]
+    counted = dict(zip(table[by].to_pylist(), table["n"].to_pylist(), strict=True))
     if by == "phase":
         assert counted == {"bridge": 70, "transition": 269, "warmup": 64, "window": 800}, "none was retracted"
     else:
         assert sum(counted.values()) == run.requests(phase="window").num_rows == 800
-    assert set(found["failed"].to_pylist()) == {0}
-    if found.num_rows == 1:
+    assert set(table["failed"].to_pylist()) == {0}
+    if table.num_rows == 1:
         windows = metrics.ttft(run.requests(phase="window"))
-        assert found["ttft_p90_ms"].to_pylist() == [quantile(windows, 0.9)]
+        assert table["ttft_p90_ms"].to_pylist() == [quantile(windows, 0.9)]
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("question", "message"),
     [
         ({"metric": "tftt"}, "no metric 'tftt'; one of send_lag, ttft, "),
         ({"by": "seq"}, "no percentiles by 'seq'; by one of window_index, phase, "),
         ({"q": [90]}, r"q=\[90\] is not of shares from 0 to 1; 0.9 is the 90th percentile"),
     ],
 )
-def test_what_there_is_not_is_said_in_one_line(asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(RunError, match=f"^{said}"):
-        tables.percentiles(load_run(GOLDEN), **asked)
+def test_what_there_is_not_is_said_in_one_line(question: dict[str, Any], message: str) -> None:
+    with pytest.raises(RunError, match=f"^{message}"):
+        tables.percentiles(load_run(GOLDEN), **question)
 
 
 def test_no_rows_are_no_groups() -> None:
-    found = tables.percentiles_of(records.REQUESTS.empty_table(), by="replica_id")
-    assert found.num_rows == 0 and found.schema.field("replica_id").type == pa.string()
+    table = tables.percentiles_of(records.REQUESTS.empty_table(), by="replica_id")
+    assert table.num_rows == 0 and table.schema.field("replica_id").type == pa.string()
 
 
 GOLDEN_LINE = {
@@ -137,12 +137,12 @@ def claimed(path: Path) -> set[str]:
 
 def test_a_run_is_one_row() -> None:
     run = load_run(GOLDEN)
-    found = tables.capacity_table([run, run])
-    assert found.num_rows == 2 and found.schema == tables.CAPACITIES
+    table = tables.capacity_table([run, run])
+    assert table.num_rows == 2 and table.schema == tables.CAPACITIES
     figures = {
         f"{name}_qps_per_node": getattr(run.verdict.capacity.qps_per_node, CLAIMS[name]) for name in CLAIMS
     }
-    assert found.to_pylist()[0] == GOLDEN_LINE | figures
+    assert table.to_pylist()[0] == GOLDEN_LINE | figures
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_token_rates_are_those_of_the_answers_and_unknown_is_not_0() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "said"),
+    ("limit", "message"),
     [
         ({"determined": 249}, "it rests on 249 requests, fewer than 250; measure 2 times as long"),
         ({"determined": 1}, "it rests on 1 requests, fewer than 250; measure 250 times as long"),
@@ -147,10 +147,10 @@ def test_token_rates_are_those_of_the_answers_and_unknown_is_not_0() -> None:
         ({}, ""),
     ],
 )
-def test_reasons_to_doubt_an_interval_stand_under_the_answer(limit: dict[str, Any], said: str) -> None:
+def test_reasons_to_doubt_an_interval_stand_under_the_answer(limit: dict[str, Any], message: str) -> None:
     tree = sweep_json(GOLDEN)
     tree["capacity"]["limits"][tree["capacity"]["binding"]] |= limit
-    assert (f"doubtful: {said}" in text_of(tree)) == bool(limit)
+    assert (f"doubtful: {message}" in text_of(tree)) == bool(limit)
     tree["asked"]["conversations"] = "cache-aware"
     assert "biased 2 to 3 % low: users stay for longer than a search" in text_of(tree)
 

@@ -71,8 +71,8 @@ def test_a_key_that_no_header_carries_is_refused_unquoted(
         words.append("b.target.urls=[http://127.0.0.1:10]")
     for flags in (["--dry-run"], []):
         assert main([verb, *words, f"out={tmp_path}/runs", *flags]) == 2
-        told = capsys.readouterr()
-        line = told.out + told.err
+        output = capsys.readouterr()
+        line = output.out + output.err
         assert line.startswith("error: ") and line.count("\n") == 1
         assert not value.strip() or value.strip() not in line
     assert not (tmp_path / "runs").exists()

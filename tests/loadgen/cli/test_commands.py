@@ -159,7 +159,9 @@ def test_each_replica_takes_the_gpus_of_its_layout_on_one_node(
     plan = service_plan(load([*SIMULATED, *words]))
     assert (plan.replicas, plan.prefill_replicas) == (replicas, prefill_replicas)
     decode = plan.build()._bound_deployment
-    prefill = [it._bound_deployment for it in decode.init_args if hasattr(it, "_bound_deployment")]
+    prefill = [
+        init_arg._bound_deployment for init_arg in decode.init_args if hasattr(init_arg, "_bound_deployment")
+    ]
     assert [deployment.num_replicas for deployment in (decode, *prefill)] == [
         count for count in (replicas, prefill_replicas) if count
     ]

@@ -81,10 +81,10 @@ def test_only_an_early_late_window_begins_again() -> None:
 def ended(scale: float, reason: str) -> RunVerdict:
     verdict = load_run(GOLDEN).verdict
     assert verdict
-    asked = replace(verdict.asked, time_scale=scale)
+    experiment = replace(verdict.asked, time_scale=scale)
     if not reason:
-        return replace(verdict, asked=asked)
-    return replace(verdict, asked=asked, valid=False, exit_code=EXIT_VOID, reason=f"{reason}: remedy")
+        return replace(verdict, asked=experiment)
+    return replace(verdict, asked=experiment, valid=False, exit_code=EXIT_VOID, reason=f"{reason}: remedy")
 
 
 @pytest.fixture
@@ -146,8 +146,8 @@ def test_a_late_search_on_a_fast_clock_loads_no_further_window() -> None:
 def test_a_dry_run_counts_real_seconds_too(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.setattr(machine, "cores", lambda: 4)
     assert main(["sweep", "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "simulated clock x3: these are the engine's seconds, 166 real ones" in said
-    assert "engine.time_scale" not in said
+    output = capsys.readouterr().out
+    assert "simulated clock x3: these are the engine's seconds, 166 real ones" in output
+    assert "engine.time_scale" not in output
     assert main(["sweep", "--dry-run", "engine.time_scale=1"]) == 0
     assert "real ones" not in capsys.readouterr().out

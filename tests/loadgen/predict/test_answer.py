@@ -42,12 +42,13 @@ def test_the_answer_and_its_interval_are_those_of_the_constants() -> None:
 
 
 def test_without_uncertain_constants_the_interval_is_noise_and_says_so() -> None:
-    asked = only_layer()
-    exact = replace(asked.model.step_time.layer_us, low=None, high=None)
-    asked = replace(
-        asked, model=replace(asked.model, step_time=replace(asked.model.step_time, layer_us=exact))
+    experiment = only_layer()
+    exact = replace(experiment.model.step_time.layer_us, low=None, high=None)
+    experiment = replace(
+        experiment,
+        model=replace(experiment.model, step_time=replace(experiment.model.step_time, layer_us=exact)),
     )
-    tree = predict(asked, MODEL)
+    tree = predict(experiment, MODEL)
     q = tree["capacity"]["qps_per_node"]
     assert q["high"] / q["low"] < 1.01 and "Monte Carlo noise alone" in text_of(tree)
     assert tree["capacity"]["binding_probability"] is None
@@ -58,10 +59,10 @@ def test_the_sensitivity_says_what_to_measure_first() -> None:
     first, *_ = tree["sensitivity"]
     assert first["path"] == LAYER and first["share"] == pytest.approx(1.0)
     assert (first["at_low_qps"], first["at_high_qps"]) == pytest.approx((6.25, 3.125), rel=0.02)
-    found = {row["path"]: row["elasticity"] for row in tree["sensitivity"]}
+    result = {row["path"]: row["elasticity"] for row in tree["sensitivity"]}
     known = {LAYER: -1.0, DEPLOYMENT: -1.0, LAYOUT: -1.0, STEP: -0.5}
-    assert {path: found.pop(path) for path in known} == pytest.approx(known, abs=0.05)
-    assert all(elasticity == pytest.approx(0, abs=0.02) for elasticity in found.values())
+    assert {path: result.pop(path) for path in known} == pytest.approx(known, abs=0.05)
+    assert all(elasticity == pytest.approx(0, abs=0.02) for elasticity in result.values())
     text = text_of(tree)
     assert text.startswith("PREDICTED  5.0") and "what to measure first" in text
 
@@ -106,10 +107,10 @@ def test_a_quantile_among_draws_beyond_an_end_is_unknown() -> None:
 
 def queueing(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed: int) -> Simulated:
     """`simulate` of a node that ends three requests a second at most."""
-    seen = simulate(experiment, arrivals, nodes, seed)
-    turn_s = np.arange(1, len(seen.first_s) + 1) / 3.0
+    served = simulate(experiment, arrivals, nodes, seed)
+    turn_s = np.arange(1, len(served.first_s) + 1) / 3.0
     wait_s = np.maximum(turn_s - arrivals.due_ns / NS, 0.0)
-    return seen._replace(first_s=seen.first_s + wait_s, last_s=seen.last_s + wait_s)
+    return served._replace(first_s=served.first_s + wait_s, last_s=served.last_s + wait_s)
 
 
 def test_an_overload_shows_what_was_served_and_no_steady_state() -> None:
@@ -135,10 +136,10 @@ def test_one_rate_is_judged_against_the_bounds() -> None:
 
 def test_a_grid_of_rates_fills_its_rows_and_columns_keep_their_types() -> None:
     rates = matrix(["matrix.rate_qps=[2,8]"])
-    found = grid.cells_of(rates, lambda words: only_layer(*words))
-    said: list[str] = []
-    tree = to_tree(grid.predicted(found, lambda one: answer.at_rate(one, MODEL, draws=8), map, said.append))
-    assert said == ["cell 1 of 2 is done", "cell 2 of 2 is done"]
+    result = grid.cells_of(rates, lambda words: only_layer(*words))
+    lines: list[str] = []
+    tree = to_tree(grid.predicted(result, lambda one: answer.at_rate(one, MODEL, draws=8), map, lines.append))
+    assert lines == ["cell 1 of 2 is done", "cell 2 of 2 is done"]
     _, slow, fast, *below = grid_screen(tree).splitlines()
     assert [line.split()[0] for line in below] == ["measured:", "fitted:", "assumed:"]
     assert slow.split()[:8] == ["2", "2", "kept", "in", "100", "%", "-", "100"]
@@ -161,16 +162,16 @@ def test_independent_nodes_answer_as_one_and_pooled_ones_together() -> None:
 
 
 def test_draws_have_the_constants_intervals_and_a_calibrations_correlation() -> None:
-    asked = only_layer()
-    values = np.array([draw[LAYER] for draw in uncertainty.drawn(asked, 400)])
+    experiment = only_layer()
+    values = np.array([draw[LAYER] for draw in uncertainty.drawn(experiment, 400)])
     assert np.quantile(values, [0.025, 0.5, 0.975]) == pytest.approx([80, 100, 160], rel=0.03)
-    assert uncertainty.drawn(only_layer("seed=7"), 3) == uncertainty.drawn(asked, 3)
+    assert uncertainty.drawn(only_layer("seed=7"), 3) == uncertainty.drawn(experiment, 3)
     layer, step = LAYER, "model.step_time.step_ms"
     rows: dict[str, list[float]] = {layer: [0.01, -0.0099], step: [-0.0099, 0.01]}
-    engine: Any = replace(asked.engine, constants_covariance=rows)  # type: ignore[call-arg]
+    engine: Any = replace(experiment.engine, constants_covariance=rows)  # type: ignore[call-arg]
     step_ms = Constant(2.0, "ms", "a test", 1.6, 2.4)
-    both = replace(asked.model, step_time=replace(asked.model.step_time, step_ms=step_ms))
-    draws = uncertainty.drawn(replace(asked, model=both, engine=engine), 400)
+    both = replace(experiment.model, step_time=replace(experiment.model.step_time, step_ms=step_ms))
+    draws = uncertainty.drawn(replace(experiment, model=both, engine=engine), 400)
     ln = np.log([[draw[layer], draw[step]] for draw in draws])
     assert np.corrcoef(ln.T)[0, 1] == pytest.approx(-0.99, abs=0.01)
     assert ln.std(axis=0) == pytest.approx([0.1, 0.1], rel=0.05)
@@ -182,8 +183,8 @@ def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path
     def asked(words: list[str]) -> Experiment:
         return only_layer(*words)
 
-    found = grid.cells_of(asked_cells, asked)
-    tree = to_tree(grid.predicted(found, lambda one: answer.predict(one, MODEL, draws=8), map))
+    result = grid.cells_of(asked_cells, asked)
+    tree = to_tree(grid.predicted(result, lambda one: answer.predict(one, MODEL, draws=8), map))
     first, refused, second, _ = tree["cells"]
     # layer_us is wrong alike in both cells, so that the ratio knows nothing of its error.
     assert second["ratio"]["value"] == pytest.approx(0.5, rel=0.01)
@@ -205,8 +206,12 @@ def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path
 
 
 def test_a_prediction_honours_nodes_and_one_rate() -> None:
-    asked = experiment_of("predict", ["cluster.nodes=3000", "rate_qps=10"], None)
-    assert (asked.cluster.nodes, asked.rate_qps, asked.search.budget_s) == (3000, 10.0, 36000.0)
+    experiment = experiment_of("predict", ["cluster.nodes=3000", "rate_qps=10"], None)
+    assert (experiment.cluster.nodes, experiment.rate_qps, experiment.search.budget_s) == (
+        3000,
+        10.0,
+        36000.0,
+    )
     with pytest.raises(ConfigError, match="duration_s belongs to probe"):
         experiment_of("predict", ["rate_qps=10", "duration_s=5"], None)
 
@@ -239,8 +244,8 @@ def test_plain_columns_have_the_latencies_of_the_request_table() -> None:
 def test_the_claimed_rate_was_simulated_and_keeps_its_bounds_as_printed(words: list[str]) -> None:
     asked = prediction.checked([*words, "search.budget_s=1200"], None)
     tree = to_tree(engine_model.predict(asked, draws=0))
-    claimed, found = tree["capacity"]["qps_per_node"]["value"], tree["forecast"]
-    assert claimed == found["rate_qps_per_node"] == float(f"{claimed:.4g}")
+    claimed, result = tree["capacity"]["qps_per_node"]["value"], tree["forecast"]
+    assert claimed == result["rate_qps_per_node"] == float(f"{claimed:.4g}")
     for limit in ("ttft", "tpot"):
-        assert found["limits_ms"][limit] <= getattr(asked.slo, f"{limit}_p90_ms")
+        assert result["limits_ms"][limit] <= getattr(asked.slo, f"{limit}_p90_ms")
     assert f"at {claimed:.4g} QPS per node" in text_of(tree)

@@ -55,8 +55,8 @@ def test_the_answer_and_its_noise_do_not_depend_on_where_the_search_began() -> N
 @pytest.mark.slow
 def test_the_noise_that_is_claimed_is_that_of_seeds() -> None:
     answers = [found(seed).answer for seed in range(12)]
-    scatter = 1.96 * np.std(np.log([one.root.rate_qps for one in answers]), ddof=1)
-    claimed = math.sqrt(np.mean([noise(one) ** 2 for one in answers]))
+    scatter = 1.96 * np.std(np.log([answer.root.rate_qps for answer in answers]), ddof=1)
+    claimed = math.sqrt(np.mean([noise(answer) ** 2 for answer in answers]))
     # Twelve seeds know their scatter to a fifth.
     assert 0.6 < claimed / scatter < 1.6
     assert max(map(noise, answers)) < 2 * min(map(noise, answers))
@@ -90,10 +90,10 @@ def ends(figure: dict[str, float]) -> tuple[float, float]:
 
 def queueing(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed: int) -> Simulated:
     """The known service, which ends 6 requests a second at most, fewer where it is slower."""
-    seen = simulate(experiment, arrivals, nodes, seed)
-    turn_s = np.arange(1, len(seen.first_s) + 1) * slowness(experiment) / 6.0
+    served = simulate(experiment, arrivals, nodes, seed)
+    turn_s = np.arange(1, len(served.first_s) + 1) * slowness(experiment) / 6.0
     wait_s = np.maximum(turn_s - arrivals.due_ns / NS, 0.0)
-    return seen._replace(first_s=seen.first_s + wait_s, last_s=seen.last_s + wait_s)
+    return served._replace(first_s=served.first_s + wait_s, last_s=served.last_s + wait_s)
 
 
 def test_an_overload_in_some_draws_is_an_open_upper_end() -> None:
@@ -112,9 +112,9 @@ def test_draws_of_any_experiment_give_an_interval_around_a_longer_run() -> None:
     assert known.base.quantiles_ms["tpot"] == pytest.approx(80.0, rel=0.01) and len(known.draws) == DRAWS
     summed = known.summed
     assert summed.kept_probability == pytest.approx(0.97, abs=0.03) and summed.overloaded_draws == 0
-    found = known.figure("tpot", 88.0, (86.0, 90.0), 100.0)
-    assert found.ms and found.by_constants
-    (low, high), (lowest, highest) = found.by_constants.ends, found.ms.ends
+    result = known.figure("tpot", 88.0, (86.0, 90.0), 100.0)
+    assert result.ms and result.by_constants
+    (low, high), (lowest, highest) = result.by_constants.ends, result.ms.ends
     assert (low, high) == pytest.approx((88 / 1.25, 88 * 1.25), rel=0.05)
     assert lowest < low and highest > high
     assert known.figure("ttft", None, None, 2000.0).ms is None
@@ -160,22 +160,22 @@ def test_the_gap_beside_a_prompt_is_the_step_that_computes_it() -> None:
 
 
 def test_a_bound_on_gaps_that_one_prompt_breaks_has_no_rate_and_no_interval() -> None:
-    found = predicted("slo.itl_p99_ms=150")
-    assert (found.exit_code, found.capacity, found.no_rate) == (summary.EXIT_SLO_MISSED, None, True)
+    result = predicted("slo.itl_p99_ms=150")
+    assert (result.exit_code, result.capacity, result.no_rate) == (summary.EXIT_SLO_MISSED, None, True)
     gap_ms = capacity.gap_beside_prompt_ms(asked(), engine_model.simulate)
     over = f"{gap_ms:.1f} ms, {100 * (gap_ms / 150 - 1):.0f} % over it"
     said = f"one prompt beside an answer makes a gap of {over}"
-    assert found.reason.startswith(f"no rate keeps p99 ITL <= 150 ms where requests meet: {said}")
-    said = screen(found)
+    assert result.reason.startswith(f"no rate keeps p99 ITL <= 150 ms where requests meet: {said}")
+    said = screen(result)
     assert said.startswith("PREDICTED  no rate keeps the bounds; requests of 5600/140 tokens\n")
     assert "95 %" not in said and "noise" not in said
 
 
 def test_a_bound_on_gaps_takes_no_capacity_that_another_bound_limits() -> None:
-    found = predicted("slo.ttft_p90_ms=305", "workload.output_tokens.mean=40", "slo.itl_p50_ms=150")
-    assert (found.exit_code, found.no_rate, found.reason) == (summary.EXIT_OK, False, "")
-    assert found.capacity and found.capacity.binding == "ttft"
-    assert found.capacity.qps_per_node.value == pytest.approx(0.58, rel=0.05)
+    result = predicted("slo.ttft_p90_ms=305", "workload.output_tokens.mean=40", "slo.itl_p50_ms=150")
+    assert (result.exit_code, result.no_rate, result.reason) == (summary.EXIT_OK, False, "")
+    assert result.capacity and result.capacity.binding == "ttft"
+    assert result.capacity.qps_per_node.value == pytest.approx(0.58, rel=0.05)
 
 
 def test_the_answers_at_a_quantile_meet_as_many_prompts_as_a_poisson_number() -> None:
@@ -201,17 +201,17 @@ def test_gaps_that_a_bound_ignores_do_not_break_it(words: list[str], is_missed: 
 
 
 def test_a_bound_that_requests_alone_miss_has_no_rate() -> None:
-    found = predicted("slo.ttft_p90_ms=200")
-    assert found.reason == (
+    result = predicted("slo.ttft_p90_ms=200")
+    assert result.reason == (
         "no rate keeps p90 TTFT <= 200 ms: requests that meet no other have 228.2 ms, 14 % over it"
     )
-    assert (found.exit_code, found.no_rate) == (summary.EXIT_SLO_MISSED, True)
+    assert (result.exit_code, result.no_rate) == (summary.EXIT_SLO_MISSED, True)
 
 
 def test_a_bound_that_requests_alone_keep_is_missed_at_the_lowest_rate() -> None:
-    found = predicted("slo.ttft_p90_ms=235", "search.lowest_qps=.2")
-    assert found.exit_code == summary.EXIT_SLO_MISSED and not found.no_rate
-    assert "even at 0.2 QPS per node (search.lowest_qps) p90 TTFT is over its bound" in found.reason
+    result = predicted("slo.ttft_p90_ms=235", "search.lowest_qps=.2")
+    assert result.exit_code == summary.EXIT_SLO_MISSED and not result.no_rate
+    assert "even at 0.2 QPS per node (search.lowest_qps) p90 TTFT is over its bound" in result.reason
 
 
 def hardly_growing(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, _seed: int) -> Simulated:
@@ -227,16 +227,16 @@ def hardly_growing(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int
 def test_a_latency_that_jumps_over_its_bound_has_no_interval() -> None:
     peaks = answer.NodePeaks(1, 8e6, 2e16, 4e10, 3e6, lambda work: {})
     model = answer.EngineModel(hardly_growing, lambda _: peaks, lambda _: 5.0)
-    found = answer.predict(asked(), model, draws=0)
-    assert (found.exit_code, found.capacity) == (summary.EXIT_OPEN, None)
-    assert found.reason.startswith("p90 TPOT jumps over its bound near ")
+    result = answer.predict(asked(), model, draws=0)
+    assert (result.exit_code, result.capacity) == (summary.EXIT_OPEN, None)
+    assert result.reason.startswith("p90 TPOT jumps over its bound near ")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["slo.itl_p90_ms=150", "slo.itl_p99_ms=250", "slo.ttft_p90_ms=2000"])
 def test_any_other_bound_has_an_answer_with_a_finite_noise(word: str) -> None:
-    found = predicted(word)
-    assert found.exit_code == summary.EXIT_OK and found.capacity and found.forecast
-    q = found.capacity.qps_per_node
+    result = predicted(word)
+    assert result.exit_code == summary.EXIT_OK and result.capacity and result.forecast
+    q = result.capacity.qps_per_node
     assert q.low and q.high and q.low < q.value < q.high < 2 * q.value
-    assert found.forecast.noise_pct and found.forecast.noise_pct < 100 * MOST_NOISE
+    assert result.forecast.noise_pct and result.forecast.noise_pct < 100 * MOST_NOISE

@@ -69,10 +69,10 @@ def test_a_constant_has_the_same_errors_in_every_experiment_that_has_it() -> Non
 def test_layouts_differ_apart_and_deployments_together() -> None:
     words = ["layout=dp1_tp8_ep8", "layout=dp1_tp8", TP4]
     layouts = [unsure(EVERY, word) for word in words]
-    assert [layout_name(one.layout) for one in layouts] == ["TP8/EP8", "TP8", "TP4/EP4"]
-    scales = np.array([normals(one)[LAYOUT] for one in layouts])
+    assert [layout_name(layout.layout) for layout in layouts] == ["TP8/EP8", "TP8", "TP4/EP4"]
+    scales = np.array([normals(layout)[LAYOUT] for layout in layouts])
     assert np.abs(np.corrcoef(scales) - np.eye(3)).max() < 0.1
-    assert np.ptp([normals(one)[DEPLOYMENT] for one in layouts], axis=0).max() < 1e-9
+    assert np.ptp([normals(layout)[DEPLOYMENT] for layout in layouts], axis=0).max() < 1e-9
 
 
 def test_another_model_and_other_hardware_err_on_their_own_and_teams_alike() -> None:
@@ -117,13 +117,13 @@ def test_what_is_common_stays_so_in_a_fit() -> None:
 
 
 def test_a_fit_says_nothing_of_hardware_it_is_not_of() -> None:
-    asked = [
+    words = [
         unsure({LAYER: 1.2, LINK: 1.2}, posterior=joint(0.9, LINK, LAYER, (name,)))
         for name in ("MI325X", "MI300X")
     ]
-    here, elsewhere = (np.corrcoef(list(normals(one).values()))[0, 1] for one in asked)
+    here, elsewhere = (np.corrcoef(list(normals(one).values()))[0, 1] for one in words)
     assert here == pytest.approx(0.9, abs=0.05) and abs(elsewhere) < 0.1
-    assert normals(asked[0])[LAYER] == pytest.approx(normals(asked[1])[LAYER])
+    assert normals(words[0])[LAYER] == pytest.approx(normals(words[1])[LAYER])
 
 
 def test_constants_that_make_up_for_each_other_narrow_an_answer() -> None:
@@ -141,8 +141,8 @@ def test_constants_that_make_up_for_each_other_narrow_an_answer() -> None:
 def test_a_grid_tells_what_differs_between_layouts_from_what_does_not() -> None:
     cells = matrix(["matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4]"])
     for path, spread in ((LAYOUT, 1.1 ** math.sqrt(2)), (DEPLOYMENT, 1.0)):
-        found = grid.cells_of(cells, lambda words, spread=path: unsure({spread: 1.1}, *words))  # type: ignore[misc]
-        tree = to_tree(grid.predicted(found, lambda one: answer.predict(one, MODEL), map))
+        result = grid.cells_of(cells, lambda words, spread=path: unsure({spread: 1.1}, *words))  # type: ignore[misc]
+        tree = to_tree(grid.predicted(result, lambda one: answer.predict(one, MODEL), map))
         second = tree["cells"][1]
         assert second["ratio"]["value"] == pytest.approx(1.0, abs=0.01)
         assert second["ratio"]["high"] == pytest.approx(spread, rel=0.03)
@@ -235,16 +235,16 @@ def test_draws_alone_are_shared_with_nobody() -> None:
 
 
 def ratio(*words: str) -> tuple[Estimate | str, list[str]]:
-    told: list[str] = []
-    found = engine_model.constants_ratio(load(words), lambda kind, text: told.append(f"{kind}: {text}"))
-    return found, told
+    lines: list[str] = []
+    result = engine_model.constants_ratio(load(words), lambda kind, text: lines.append(f"{kind}: {text}"))
+    return result, lines
 
 
 @pytest.mark.slow
 def test_the_constants_of_the_engine_model_spread_the_capacity_around_one() -> None:
-    found, told = ratio()
-    assert isinstance(found, Estimate)
-    assert 0.6 < found.low < found.certified < 0.95 and 1.05 < found.high < 1.6
+    result, told = ratio()
+    assert isinstance(result, Estimate)
+    assert 0.6 < result.low < result.certified < 0.95 and 1.05 < result.high < 1.6
     assert len(told) == 1 and told[0].startswith("constants: the engine model draws its constants")
 
 
@@ -259,5 +259,5 @@ def test_the_constants_of_the_engine_model_spread_the_capacity_around_one() -> N
     ],
 )
 def test_where_the_engine_model_has_no_answer_it_says_why(words: list[str], why: str) -> None:
-    found, _ = ratio(*words)
-    assert isinstance(found, str) and why in found and "\n" not in found
+    result, _ = ratio(*words)
+    assert isinstance(result, str) and why in result and "\n" not in result

@@ -89,14 +89,14 @@ def test_a_layout_whose_engines_are_alike_shares_their_pace() -> None:
 
 
 def test_an_answer_says_what_it_takes_for_the_transfer_with_its_intervals() -> None:
-    asked = load(["layout=3p1d_tp2_ep2", "search.budget_s=60", "rate_qps=3"])
-    split = at_rate(asked, engine_model.MODEL, draws=0)
-    said = screen(split)
-    assert "50 [20, 64] GB/s per GPU and 5 [1, 25] ms per prompt, pulled" in said and "assumed" in said
-    assert "prefill engines" in said
-    found = split.forecast
-    assert found is not None and found.prefill_busy is not None and found.busy is not None
-    assert 0 < found.prefill_busy < 1 and sum(each or 0.0 for each in found.step_terms.values()) == (
+    experiment = load(["layout=3p1d_tp2_ep2", "search.budget_s=60", "rate_qps=3"])
+    split = at_rate(experiment, engine_model.MODEL, draws=0)
+    text = screen(split)
+    assert "50 [20, 64] GB/s per GPU and 5 [1, 25] ms per prompt, pulled" in text and "assumed" in text
+    assert "prefill engines" in text
+    result = split.forecast
+    assert result is not None and result.prefill_busy is not None and result.busy is not None
+    assert 0 < result.prefill_busy < 1 and sum(each or 0.0 for each in result.step_terms.values()) == (
         pytest.approx(1.0)
     )
     exact = load(["layout=1p1d_tp4_ep4", f"{RATE}.value=1e10", "layout.transfer_mode=write"])
@@ -105,13 +105,13 @@ def test_an_answer_says_what_it_takes_for_the_transfer_with_its_intervals() -> N
 
 
 def test_more_prefill_engines_serve_more_long_prompts_by_guess_and_by_peaks() -> None:
-    asked = {name: load([f"layout={name}"]) for name in ("1p1d_tp4_ep4", "3p1d_tp2_ep2")}
-    guesses = [guess_qps(one) or math.nan for one in asked.values()]
+    experiment = {name: load([f"layout={name}"]) for name in ("1p1d_tp4_ep4", "3p1d_tp2_ep2")}
+    guesses = [guess_qps(one) or math.nan for one in experiment.values()]
     assert guesses[0] < guesses[1]
-    machines = [engine_model.MODEL.machine(one) for one in asked.values()]
-    assert [one.prefill_engines for one in machines] == [1, 3]
+    machines = [engine_model.MODEL.machine(one) for one in experiment.values()]
+    assert [machine.prefill_engines for machine in machines] == [1, 3]
     assert machines[0].peak_flop_per_s == machines[1].peak_flop_per_s
-    assert [2 * one.layout.gpus_per_node for one in asked.values()] == [16, 16]
+    assert [2 * one.layout.gpus_per_node for one in experiment.values()] == [16, 16]
 
 
 @pytest.mark.parametrize("mode", ["read", "write"])
@@ -139,12 +139,12 @@ def grounds(tree: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("r", [0.0, -0.9])
 def test_shares_add_up_and_count_what_constants_share_once(r: float) -> None:
-    found = shares(r)
+    result = shares(r)
     # ln QPS falls by ln layer_us and by half of ln step_ms, whose sds are equal.
     variance = 1 + 0.25 + r
-    assert found[LAYER] == pytest.approx((1 + r / 2) / variance, abs=0.05)
-    assert found[STEP] == pytest.approx((0.25 + r / 2) / variance, abs=0.05)
-    assert sum(found.values()) == pytest.approx(1.0)
+    assert result[LAYER] == pytest.approx((1 + r / 2) / variance, abs=0.05)
+    assert result[STEP] == pytest.approx((0.25 + r / 2) / variance, abs=0.05)
+    assert sum(result.values()) == pytest.approx(1.0)
 
 
 def test_an_answer_says_what_is_measured_fitted_and_assumed() -> None:
@@ -171,18 +171,18 @@ def test_an_answer_says_what_is_measured_fitted_and_assumed() -> None:
 def test_a_calibration_is_a_measurement_of_this_machine(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(calibration(load(), {LAYER: Constant(92.0, "us", "a fit", 90.0, 94.5)})))
-    asked = load([f"engine.constants={file}"])
-    found = PredictionVerdict(
-        asked=describe(asked), constants=constants_basis(asked), calibration=str(file), exit_code=0
+    experiment = load([f"engine.constants={file}"])
+    result = PredictionVerdict(
+        asked=describe(experiment), constants=constants_basis(experiment), calibration=str(file), exit_code=0
     )
-    (_, measured), *_ = prediction_view.constants_facts(found)
+    (_, measured), *_ = prediction_view.constants_facts(result)
     assert measured == f"this machine, calibrated by {file}"
 
 
 def test_every_uncertain_constant_is_one_of_the_kinds() -> None:
     kinds = constants_basis(load())
     told = [*kinds.measured, *kinds.fitted, *kinds.sourced, *kinds.assumed]
-    assert sorted(told) == sorted(path for path, it in constants(load()).items() if any(it.ln_sd))
+    assert sorted(told) == sorted(path for path, constant in constants(load()).items() if any(constant.ln_sd))
 
 
 def test_a_fit_without_correlations_is_named_too() -> None:

@@ -47,21 +47,27 @@ def possible(verdict: PredictionVerdict, highest_qps: float) -> None:
     assert not ABSURD.search(screen(verdict)), screen(verdict)
 
 
-def _capacity(found: CapacityFigures, highest_qps: float) -> None:
-    q = found.qps_per_node
+def _capacity(figures: CapacityFigures, highest_qps: float) -> None:
+    q = figures.qps_per_node
     known = [end for end in (q.low, q.certified, q.value, q.high) if end is not None]
     assert known == sorted(known) and all(0 < end < math.inf for end in known)
     assert q.value <= highest_qps and (q.high is None or q.high <= FAR * q.value)
-    assert found.at_end or (found.open_above, found.open_below) == (q.high is None, q.low is None)
+    assert figures.at_end or (figures.open_above, figures.open_below) == (q.high is None, q.low is None)
 
 
-def _forecast(found: RateForecast) -> None:
-    for share in (found.kv_used, found.busy, found.mfu, found.cached_share_of_input, found.kept_probability):
+def _forecast(forecast: RateForecast) -> None:
+    for share in (
+        forecast.kv_used,
+        forecast.busy,
+        forecast.mfu,
+        forecast.cached_share_of_input,
+        forecast.kept_probability,
+    ):
         assert share is None or 0 <= share <= 1 + 1e-9
-    tokens = (found.input_tokens_per_s_per_node, found.output_tokens_per_s_per_node)
-    for figure in (*found.limits_ms.values(), *tokens, found.in_flight_per_node):
+    tokens = (forecast.input_tokens_per_s_per_node, forecast.output_tokens_per_s_per_node)
+    for figure in (*forecast.limits_ms.values(), *tokens, forecast.in_flight_per_node):
         assert figure is None or 0 <= figure < math.inf
-    assert found.noise_pct is None or 0 <= found.noise_pct <= 100 * MOST_NOISE
+    assert forecast.noise_pct is None or 0 <= forecast.noise_pct <= 100 * MOST_NOISE
 
 
 def _latencies(probe: ProbeFigures) -> None:

@@ -48,8 +48,8 @@ def crowded(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed:
 
 def arriving(kind: Literal["poisson", "vllm_bench"], *words: str, **fields: Any) -> Experiment:
     """`only_layer` with such arrivals."""
-    asked = only_layer(*words)
-    return replace(asked, workload=replace(asked.workload, arrivals=Arrivals(kind)), **fields)
+    experiment = only_layer(*words)
+    return replace(experiment, workload=replace(experiment.workload, arrivals=Arrivals(kind)), **fields)
 
 
 def test_the_requests_of_a_rate_are_the_first_of_its_process() -> None:
@@ -64,8 +64,8 @@ def test_the_requests_of_a_rate_are_the_first_of_its_process() -> None:
 
 def test_arrivals_of_the_tool_stay_and_lengths_are_drawn_anew() -> None:
     mixed = "workload.output_tokens={kind: mixture, values: [2, 200], weights: [0.75, 0.25]}"
-    asked = load(["rate_qps=8", "requests=200", "workload.arrivals.kind=vllm_bench", "seed=0", mixed])
-    one, other = (replay.planned(asked, number) for number in (0, 1))
+    experiment = load(["rate_qps=8", "requests=200", "workload.arrivals.kind=vllm_bench", "seed=0", mixed])
+    one, other = (replay.planned(experiment, number) for number in (0, 1))
     np.testing.assert_allclose(one.due_ns / NS, bench_arrivals_s(200, 8.0, 0), atol=1e-9)
     np.testing.assert_array_equal(one.due_ns, other.due_ns)
     assert set(one.output_tokens) == {2, 200} and (one.output_tokens != other.output_tokens).any()
@@ -73,21 +73,23 @@ def test_arrivals_of_the_tool_stay_and_lengths_are_drawn_anew() -> None:
 
 
 def test_figures_and_intervals_are_those_of_the_requests_and_the_constants() -> None:
-    asked = only_layer("rate_qps=8", "requests=100", "slo.ttft_p90_ms=950", "slo.tpot_p90_ms=1.3")
-    tree = to_tree(replay.predict(asked, simple))
-    found = tree["replay"]["figures"]
-    assert found["ttft_ms.p90"]["value"] == pytest.approx(np.quantile(np.arange(10, 1001, 10), 0.9))
-    assert found["tpot_ms.p50"]["value"] == pytest.approx(1.0)
-    assert found["gap_ms.p99"]["value"] == pytest.approx(2.0)
+    experiment = only_layer("rate_qps=8", "requests=100", "slo.ttft_p90_ms=950", "slo.tpot_p90_ms=1.3")
+    tree = to_tree(replay.predict(experiment, simple))
+    result = tree["replay"]["figures"]
+    assert result["ttft_ms.p90"]["value"] == pytest.approx(np.quantile(np.arange(10, 1001, 10), 0.9))
+    assert result["tpot_ms.p50"]["value"] == pytest.approx(1.0)
+    assert result["gap_ms.p99"]["value"] == pytest.approx(2.0)
     # layer_us is 100 within [80, 160], and so are the latencies; 48 draws give the ends roughly.
     for name in ("ttft_ms.p90", "tpot_ms.p90", "gap_ms.p50"):
-        one = found[name]
+        one = result[name]
         assert one["low"] / one["value"] == pytest.approx(0.8, rel=0.05)
         assert one["high"] / one["value"] == pytest.approx(1.6, rel=0.08)
-    last_s = float(replay.planned(asked).due_ns.max() / NS) + 1.0 + 0.139
-    assert found["makespan_s"]["value"] == pytest.approx(last_s)
-    assert found["total_tokens_per_s"]["value"] == pytest.approx(100 * 5740 / last_s)
-    assert found["requests_per_s"]["low"] < found["requests_per_s"]["value"] < found["requests_per_s"]["high"]
+    last_s = float(replay.planned(experiment).due_ns.max() / NS) + 1.0 + 0.139
+    assert result["makespan_s"]["value"] == pytest.approx(last_s)
+    assert result["total_tokens_per_s"]["value"] == pytest.approx(100 * 5740 / last_s)
+    assert (
+        result["requests_per_s"]["low"] < result["requests_per_s"]["value"] < result["requests_per_s"]["high"]
+    )
     passed = {limit: one["passed"] for limit, one in tree["probe"]["limits"].items()}
     assert (tree["exit_code"], passed) == (0, {"ttft": True, "tpot": True})
     # Both bounds are kept up to a layer_us of 105: one half of the draws, and the tenth above the median.
@@ -98,12 +100,14 @@ def test_every_bound_that_a_replay_sees_is_judged() -> None:
     bounds = ["slo.itl_p99_ms=2.5", "slo.e2e_p50_ms=1000", "slo.joint=0.5", "slo.ttft_p90_ms=605"]
     verdict = replay.predict(only_layer("rate_qps=8", "requests=100", *bounds), simple, draws=4)
     assert verdict.probe is not None
-    found = verdict.probe.limits
-    assert list(found) == ["ttft", "tpot", "itl_p99", "e2e_p50", "joint_p50"]
-    assert found["itl_p99"].ms and found["itl_p99"].ms.value == pytest.approx(2.0) and found["itl_p99"].passed
+    result = verdict.probe.limits
+    assert list(result) == ["ttft", "tpot", "itl_p99", "e2e_p50", "joint_p50"]
+    assert (
+        result["itl_p99"].ms and result["itl_p99"].ms.value == pytest.approx(2.0) and result["itl_p99"].passed
+    )
     # TTFT is 10 ms x the request's number, the rest of an answer 139 ms: 60 requests keep every bound.
-    assert found["e2e_p50"].ms and found["e2e_p50"].ms.value == pytest.approx(10 * 50.5 + 139, rel=0.02)
-    assert found["joint_p50"].share == pytest.approx(0.6) and found["joint_p50"].passed
+    assert result["e2e_p50"].ms and result["e2e_p50"].ms.value == pytest.approx(10 * 50.5 + 139, rel=0.02)
+    assert result["joint_p50"].share == pytest.approx(0.6) and result["joint_p50"].passed
     assert verdict.probe.missed == ["ttft"]
     for unseen in ("slo.queue_p90_ms=5", "slo.itl_pooled_p99_ms=5", "slo.itl_within=0.9"):
         with pytest.raises(ConfigError, match="a replay of requests"):
@@ -133,7 +137,9 @@ def test_chance_is_part_of_the_interval_where_it_drew_the_arrivals() -> None:
         to_tree(replay.predict(arriving("poisson", *words, f"seed={seed}"), crowded, draws=0))
         for seed in range(2, 32)
     ]
-    inside = [one["low"] <= it["replay"]["figures"]["ttft_ms.p50"]["value"] <= one["high"] for it in others]
+    inside = [
+        one["low"] <= other["replay"]["figures"]["ttft_ms.p50"]["value"] <= one["high"] for other in others
+    ]
     assert sum(inside) >= 24
     given = to_tree(replay.predict(arriving("vllm_bench", *words), crowded, draws=0))
     figure = given["replay"]["figures"]["ttft_ms.p50"]
@@ -153,8 +159,8 @@ def test_what_does_not_apply_is_unknown() -> None:
 
 def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     asked = matrix(["matrix.rate_qps=[4,8]", "requests=20"])
-    found = grid.cells_of(asked, lambda words: only_layer(*words))
-    tree = to_tree(grid.predicted(found, lambda one: replay.predict(one, simple, draws=4), map))
+    result = grid.cells_of(asked, lambda words: only_layer(*words))
+    tree = to_tree(grid.predicted(result, lambda one: replay.predict(one, simple, draws=4), map))
     heads, slow, fast, *grounds = grid_screen(tree).splitlines()
     assert [line.split(":")[0] for line in grounds] == ["measured", "fitted", "assumed"]
     assert "TTFT p90 ms" in heads and slow.split()[:3] == ["4", "105", "181"] and fast.split()[0] == "8"
@@ -200,8 +206,8 @@ def test_the_command_answers_and_writes_its_requests(
     words += ["workload.arrivals.kind=vllm_bench", "matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4]"]
     words += ["routing=roundrobin", "--json", "--out", str(out), "--requests", str(rows)]
     assert main(words) == 0
-    told = json.loads(capsys.readouterr().out)
-    figures = [cell["answer"]["replay"]["figures"] for cell in told["cells"]]
+    output = json.loads(capsys.readouterr().out)
+    figures = [cell["answer"]["replay"]["figures"] for cell in output["cells"]]
     assert all(each["ttft_ms.p90"]["low"] < each["ttft_ms.p90"]["high"] for each in figures)
     table = pyarrow.csv.read_csv(rows)
     assert table.num_rows == 40

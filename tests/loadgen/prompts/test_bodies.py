@@ -230,9 +230,9 @@ def test_the_engines_of_a_virtual_target_share_the_same_prefix() -> None:
     virtual = VirtualService(EngineKind.of(spec, HALF.model, HALF.hardware, HALF.layout))
     target = VirtualTarget(virtual)
     schedule = drawn(HALF.workload)
-    seen = target.run(schedule, 60 * NS)
-    assert seen.ended["status"].to_pylist() == ["ok"] * len(schedule)
-    assert seen.ended["shared_tokens"].to_pylist() == schedule.shared_tokens.tolist()
+    progress = target.run(schedule, 60 * NS)
+    assert progress.ended["status"].to_pylist() == ["ok"] * len(schedule)
+    assert progress.ended["shared_tokens"].to_pylist() == schedule.shared_tokens.tolist()
     (engine,) = virtual.service.arrays.engines
     assert engine["prefix_hits"] / engine["prefix_queries"] == pytest.approx(0.5, abs=0.01)
 

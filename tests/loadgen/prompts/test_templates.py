@@ -66,7 +66,7 @@ def test_what_a_user_wrote_is_text_and_no_template() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{{ nobody }}", "'nobody' is undefined"),
         ("{{ user.age }}", "no attribute 'age'"),
@@ -77,8 +77,8 @@ def test_what_a_user_wrote_is_text_and_no_template() -> None:
         ("{{ system + 1 }}", "str"),
     ],
 )
-def test_what_cannot_or_must_not_be_filled_is_refused_in_a_line(content: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as refused:
+def test_what_cannot_or_must_not_be_filled_is_refused_in_a_line(content: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
         PromptTemplate([PromptPart("odd", content)]).render(data(1))
     assert str(refused.value).startswith("template: part odd: ") and "\n" not in str(refused.value)
 

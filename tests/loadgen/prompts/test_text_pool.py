@@ -59,9 +59,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def opened(folder: Path) -> stub_tokenizers.Tokenizer:
-    found = stub_tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    found.post_processor = None
-    return found
+    result = stub_tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    result.post_processor = None
+    return result
 
 
 def asked(folder: Path, *words: str) -> Experiment:
@@ -106,13 +106,13 @@ def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(folder: Pa
     lengths = [len(each) - turn.input_tokens for each, turn in zip(lists, turns, strict=True)]
     # Where a level ends within a word, a server that encodes the text may make one token of two.
     assert set(lengths) <= ({0} if kind == "token_ids" else {-1, 0}) and lengths.count(0) > 0.8 * len(turns)
-    seen = set()
+    names = set()
     for i in range(0, len(turns), 9):
         for j in range(i):
             beyond = common(lists[i], lists[j]) - shared_by_plan(turns[i], turns[j])
             assert beyond == 0 or (kind != "token_ids" and beyond == -1)
-            seen.add((turns[i].character == turns[j].character, turns[i].session == turns[j].session))
-    assert seen == {(False, False), (True, False), (True, True)}
+            names.add((turns[i].character == turns[j].character, turns[i].session == turns[j].session))
+    assert names == {(False, False), (True, False), (True, True)}
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,11 @@ def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(folder: Pa
     ],
 )
 def test_what_requests_of_simple_workloads_share_is_as_planned(folder: Path, words: tuple[str, ...]) -> None:
-    one = asked(folder, *words)
-    schedule = Traffic(one.workload).draw(2.0, {"window": (0, 10 * NS)}, window_index=0, first_seq=0, seed=1)
-    shared, prompts = shared_prefixes(schedule, one.workload), bodies(one, schedule)
+    experiment = asked(folder, *words)
+    schedule = Traffic(experiment.workload).draw(
+        2.0, {"window": (0, 10 * NS)}, window_index=0, first_seq=0, seed=1
+    )
+    shared, prompts = shared_prefixes(schedule, experiment.workload), bodies(experiment, schedule)
     assert shared is not None and [len(each) for each in prompts] == schedule.input_tokens.tolist()
     for i in range(len(prompts)):
         for j in range(i):
@@ -220,8 +222,8 @@ def test_a_folder_that_cannot_be_used_is_refused_in_a_line_before_anything_start
     (tmp_path / "broken" / "tokenizer.json").write_text("{}")
     stub_tokenizers.write(tmp_path / "large")
     assert main(["sweep", *word.format(tmp_path).split(), f"out={tmp_path}/runs"]) == summary.EXIT_USAGE
-    told = capsys.readouterr().err
-    assert says.format(tmp_path) in told and told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert says.format(tmp_path) in output and output.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 
@@ -240,11 +242,11 @@ def test_a_template_that_wants_what_no_level_has_is_refused(folder: Path) -> Non
     for place, content in ((1, "{{ character.age }}"), (3, "{{ item.mood }}")):
         template = list(parts.template)
         template[place] = replace(template[place], content=content)
-        one = asked(folder, "workload=character").workload
-        assert one.conversations is not None
-        one = replace(one, conversations=replace(one.conversations, template=template))
+        experiment = asked(folder, "workload=character").workload
+        assert experiment.conversations is not None
+        experiment = replace(experiment, conversations=replace(experiment.conversations, template=template))
         with pytest.raises(ConfigError, match=f"template: part {template[place].name}: .*no attribute"):
-            text_pool.refuse(one, VOCAB)
+            text_pool.refuse(experiment, VOCAB)
 
 
 def test_a_load_actor_says_on_which_node_the_folder_is_missing(tmp_path: Path) -> None:
@@ -262,8 +264,8 @@ def test_text_is_refused_where_words_are_counted_as_tokens(folder: Path, kind: s
 
 def test_other_nodes_are_told_the_whole_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
-    found = experiment_of("sweep", [f"workload.tokenizer={folder.name}"], None)
-    assert found.workload.tokenizer == str(folder)
+    result = experiment_of("sweep", [f"workload.tokenizer={folder.name}"], None)
+    assert result.workload.tokenizer == str(folder)
 
 
 def test_another_tokenizer_than_the_one_of_the_run_ends_a_resume(tmp_path: Path) -> None:
@@ -283,10 +285,10 @@ def test_another_tokenizer_than_the_one_of_the_run_ends_a_resume(tmp_path: Path)
 
 
 def test_recipe_and_progressive_send_what_was_asked(folder: Path) -> None:
-    one = asked(folder)
+    experiment = asked(folder)
     assert (
-        calibration_probes.check_experiment(one).workload.tokenizer
-        == published_ladder.workload(one).tokenizer
+        calibration_probes.check_experiment(experiment).workload.tokenizer
+        == published_ladder.workload(experiment).tokenizer
         == str(folder)
     )
     calibration_probes.refuse([f"workload.tokenizer={folder}"])

@@ -61,8 +61,8 @@ def pairs(delta: float, tried: list[float], seed: int, noise: float = 0.01) -> l
 @pytest.mark.parametrize("delta", [-0.15, 0.0, 0.03])
 def test_the_interval_holds_the_true_ratio_and_is_narrow(delta: float) -> None:
     tried = [delta + apart for apart in (0.05, -0.03, 0.01, 0, 0, 0, 0, 0)]
-    found = [paired_ratio.ratio(pairs(delta, tried, seed), delta + 0.06) for seed in range(20)]
-    known = [one for one in found if one]
+    ratio = [paired_ratio.ratio(pairs(delta, tried, seed), delta + 0.06) for seed in range(20)]
+    known = [one for one in ratio if one]
     errors = [math.log(one.estimate.value) - delta for one in known]
     assert len(known) == 20 and np.std(errors) < 0.012 and abs(np.mean(errors)) < 0.005
     assert sum(math.log(one.estimate.low) <= delta <= math.log(one.estimate.high) for one in known) >= 19
@@ -93,8 +93,8 @@ def gap_pairs(delta: float, tried: list[float], seed: int, slope: float) -> list
 @pytest.mark.parametrize(("delta", "slope"), [(-0.1, 4.0), (0.06, 10.0)])
 def test_the_ratio_of_pooled_gaps_is_known_with_the_request_as_the_unit(delta: float, slope: float) -> None:
     tried = [delta + apart for apart in (0.05, -0.04, 0.02, -0.01, 0, 0, 0, 0, 0, 0)]
-    found = [paired_ratio.ratio(gap_pairs(delta, tried, seed, slope), delta + 0.03) for seed in range(40)]
-    known = [one for one in found if one]
+    ratios = [paired_ratio.ratio(gap_pairs(delta, tried, seed, slope), delta + 0.03) for seed in range(40)]
+    known = [one for one in ratios if one]
     assert len(known) == 40 and not any(one.open for one in known)
     assert abs(np.mean([math.log(one.estimate.value) - delta for one in known])) < 0.01
     assert sum(math.log(one.estimate.low) <= delta <= math.log(one.estimate.high) for one in known) >= 36
@@ -121,8 +121,8 @@ def test_bounds_weigh_alike_whatever_share_they_allow() -> None:
         )
         sides = {"itl_p90": wide, "itl_p98": narrow}
         made.append(paired_ratio.pair(index, 0.0, True, sides, sides))
-    found = paired_ratio.ratio(made, 0.0)
-    assert found and {name: one.weight for name, one in found.limits.items()} == {
+    ratio = paired_ratio.ratio(made, 0.0)
+    assert ratio and {name: limit.weight for name, limit in ratio.limits.items()} == {
         "itl_p90": pytest.approx(0.5, abs=0.1),
         "itl_p98": pytest.approx(0.5, abs=0.1),
     }
@@ -132,26 +132,26 @@ def walked(delta: float, count: int, seed: int) -> list[Pair]:
     """Pairs of a search for a ratio that begins at 1, as far as single steps up may go."""
     tried = [0.0]
     while len(tried) < count:
-        found = paired_ratio.ratio(pairs(delta, tried, seed), 0.0)
-        tried.append(min(found.log_next, tried[-1] + MOST_CLEAN_STEP) if found else tried[-1] + RATIO_UP)
+        ratio = paired_ratio.ratio(pairs(delta, tried, seed), 0.0)
+        tried.append(min(ratio.log_next, tried[-1] + MOST_CLEAN_STEP) if ratio else tried[-1] + RATIO_UP)
     return pairs(delta, tried, seed)
 
 
 @pytest.mark.parametrize("truth", [2.0, 1 / 1.5])
 @pytest.mark.parametrize(("count", "error"), [(10, 0.08), (14, 0.03)])
 def test_a_ratio_far_from_one_is_found_from_a_common_guess(truth: float, count: int, error: float) -> None:
-    found = [paired_ratio.ratio(walked(math.log(truth), count, seed), 0.0) for seed in range(4)]
-    known = [one for one in found if one and not one.open]
+    ratios = [paired_ratio.ratio(walked(math.log(truth), count, seed), 0.0) for seed in range(4)]
+    known = [one for one in ratios if one and not one.open]
     assert len(known) == 4 and all(abs(math.log(one.estimate.value / truth)) < error for one in known)
     assert sum(one.estimate.low <= truth <= one.estimate.high for one in known) >= 3
 
 
 @pytest.mark.parametrize(("delta", "open_end"), [(math.log(2), "above"), (-math.log(2), "below")])
 def test_pairs_on_one_side_of_the_answer_are_a_bound(delta: float, open_end: str) -> None:
-    found = paired_ratio.ratio(pairs(delta, [0.0, 0.01, 0.02, -0.01, 0.0], 1), 0.0)
-    assert found is not None and found.open == open_end
-    assert found.estimate.low < 2 if open_end == "above" else found.estimate.high > 0.5
-    assert PairedReplays(5, found).lack.startswith(
+    ratio = paired_ratio.ratio(pairs(delta, [0.0, 0.01, 0.02, -0.01, 0.0], 1), 0.0)
+    assert ratio is not None and ratio.open == open_end
+    assert ratio.estimate.low < 2 if open_end == "above" else ratio.estimate.high > 0.5
+    assert PairedReplays(5, ratio).lack.startswith(
         f"5 whole pairs say no more than that B / A is {open_end} "
     )
 
@@ -167,9 +167,9 @@ def test_quiet_pairs_do_not_draw_the_answer_to_where_they_were_tried() -> None:
 def test_the_verdict_is_what_the_interval_shows() -> None:
     verdicts = []
     for delta in (0.1, -0.1, 0.0):
-        found = paired_ratio.ratio(pairs(delta, [delta] * 10, 1), delta)
-        assert found is not None
-        verdicts.append(found.verdict)
+        ratio = paired_ratio.ratio(pairs(delta, [delta] * 10, 1), delta)
+        assert ratio is not None
+        verdicts.append(ratio.verdict)
     assert verdicts == ["B is better", "B is worse", "no difference shown"]
 
 
@@ -185,19 +185,19 @@ def disturbed(seed: int) -> list[Pair]:
 
 
 def test_neighbours_that_the_sides_do_not_share_are_no_difference() -> None:
-    found = [paired_ratio.ratio(disturbed(seed), 0.0) for seed in range(60)]
-    wrong = sum(one.verdict != "no difference shown" for one in found if one and not one.open)
-    assert None not in found and wrong <= 4
+    ratios = [paired_ratio.ratio(disturbed(seed), 0.0) for seed in range(60)]
+    wrong = sum(one.verdict != "no difference shown" for one in ratios if one and not one.open)
+    assert None not in ratios and wrong <= 4
 
 
 def test_two_sides_exchanged_give_the_inverse_ratio() -> None:
     ours = pairs(0.05, [0.04, 0.06, 0.05, 0.05], 3)
     theirs = []
-    for one in ours:
-        tpot = one.limits["tpot"]
+    for our in ours:
+        tpot = our.limits["tpot"]
         stretches = tuple((-apart, requests) for apart, requests in tpot.stretches)
         turned = paired_ratio.Shares(tpot.determined, tpot.over[::-1], tpot.near[::-1], stretches)
-        theirs.append(Pair(one.index, -one.log_ratio, True, {**one.limits, "tpot": turned}))
+        theirs.append(Pair(our.index, -our.log_ratio, True, {**our.limits, "tpot": turned}))
     there, back = paired_ratio.ratio(ours, 0.0), paired_ratio.ratio(theirs, 0.0)
     assert there and back and there.estimate.value == pytest.approx(1 / back.estimate.value, rel=1e-3)
     assert (there.estimate.low, there.estimate.high) == pytest.approx(
@@ -216,10 +216,10 @@ def test_other_binding_limits_are_said_and_the_capacities_decide() -> None:
     slow[:30] = 2500.0
     a = beside(fast, np.where(np.arange(REQUESTS) < 30, 130.0, 60.0))
     b = beside(slow, np.full(REQUESTS, 60.0))
-    found = paired_ratio.ratio([paired_ratio.pair(n, 0.0, True, a, b) for n in range(5)], 0.0)
-    assert found is not None and found.unlike
-    found = paired_ratio.unpaired(Estimate(5.0, 4.8, 5.2), Estimate(6.0, 5.8, 6.2))
-    value, low, high = found.value, found.low, found.high
+    result = paired_ratio.ratio([paired_ratio.pair(n, 0.0, True, a, b) for n in range(5)], 0.0)
+    assert result is not None and result.unlike
+    result = paired_ratio.unpaired(Estimate(5.0, 4.8, 5.2), Estimate(6.0, 5.8, 6.2))
+    value, low, high = result.value, result.low, result.high
     assert value == pytest.approx(1.2) and low < 1.2 / 1.04 < 1.2 * 1.04 < high
 
 
@@ -305,21 +305,21 @@ def test_gaps_that_b_breaks_by_far_are_an_upper_end_whatever_the_other_limits_sa
     """A is limited by its gaps, and B breaks them wherever it was tried; TTFT alone would say B is better."""
     ttft, gaps = shares(12.0, 8.0), replace(shares(3.0, 150.0), of_gaps=True)
     pairs = [Pair(n, 0.02 * n, True, {"ttft": ttft, "itl_p99": gaps}) for n in range(1, 5)]
-    found = paired_ratio.ratio(pairs, 0.0)
-    assert found and (found.open, found.estimate.high) == ("below", pytest.approx(math.exp(0.02)))
-    assert found.estimate.low <= found.estimate.value <= found.estimate.high
-    calm = [replace(one, limits={"ttft": ttft, "itl_p99": replace(ttft, of_gaps=True)}) for one in pairs]
+    ratio = paired_ratio.ratio(pairs, 0.0)
+    assert ratio and (ratio.open, ratio.estimate.high) == ("below", pytest.approx(math.exp(0.02)))
+    assert ratio.estimate.low <= ratio.estimate.value <= ratio.estimate.high
+    calm = [replace(pair, limits={"ttft": ttft, "itl_p99": replace(ttft, of_gaps=True)}) for pair in pairs]
     assert (
         (whole := paired_ratio.ratio(calm, 0.0))
         and not whole.open
-        and whole.estimate.high > found.estimate.high
+        and whole.estimate.high > ratio.estimate.high
     )
 
 
 def test_a_joint_bound_compares_in_place_of_those_it_implies() -> None:
     joint, faster = shares(22.0, 20.0), shares(12.0, 2.0)
     pairs = [Pair(n, 0.01 * n, True, {"ttft": faster, "joint_p90": joint}) for n in range(4)]
-    alone = [replace(one, limits={"joint_p90": joint}) for one in pairs]
+    alone = [replace(pair, limits={"joint_p90": joint}) for pair in pairs]
     assert (a := paired_ratio.ratio(pairs, 0.0)) and (b := paired_ratio.ratio(alone, 0.0))
     assert a.estimate == b.estimate and "ttft" not in a.limits
 
@@ -405,7 +405,7 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     assert estimate["value"] == pytest.approx(1.109, rel=0.04)
     assert ratio["pairs"] >= 6 and ratio["correlation"] > 0.3
     # Common are the arrivals; the engines' own noise is not.
-    assert {one.seed for one in site.plans} == {a.seed}
+    assert {plan.seed for plan in site.plans} == {a.seed}
     assert load(base=tmp_path / "one" / "b" / "config.yaml").seed != a.seed
     text = concluded(tmp_path / "one")
     assert text.startswith(f"VALID  B / A = {estimate['value']:.2f} [")

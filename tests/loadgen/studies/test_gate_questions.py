@@ -61,10 +61,10 @@ def test_a_question_asks_for_what_is_compared() -> None:
 
 
 def test_a_good_answer_is_read() -> None:
-    found, _ = parse(json.dumps(good()).encode(), PROMPT, 3)
-    assert found.tokens == (7, 40, 7)
-    assert found.alternatives[1][40] == -1.0
-    assert [len(one) for one in found.alternatives] == [20] * 3
+    result, _ = parse(json.dumps(good()).encode(), PROMPT, 3)
+    assert result.tokens == (7, 40, 7)
+    assert result.alternatives[1][40] == -1.0
+    assert [len(alternative) for alternative in result.alternatives] == [20] * 3
 
 
 def test_its_token_may_be_one_more_and_a_rounded_zero_is_none() -> None:
@@ -72,9 +72,9 @@ def test_its_token_may_be_one_more_and_a_rounded_zero_is_none() -> None:
     tree["choices"][0]["token_ids"] = [900]
     others = dict.fromkeys(position(7), -9) | {"token_id:7": 1e-7}
     tree["choices"][0]["logprobs"]["top_logprobs"] = [{"token_id:900": -20.5} | others]
-    (found,) = parse(json.dumps(tree).encode(), PROMPT, 1)[0].alternatives
-    assert len(found) == 21
-    assert found[7] == 0.0
+    (result,) = parse(json.dumps(tree).encode(), PROMPT, 1)[0].alternatives
+    assert len(result) == 21
+    assert result[7] == 0.0
 
 
 TOP = "choices/0/logprobs/top_logprobs"
@@ -174,18 +174,18 @@ def places(tree: Any) -> list[tuple[Any, Any]]:
 def read(answer: bytes, output_tokens: int) -> Answer | None:
     """What was read, with every promise kept; None for an answer that was refused in one line."""
     try:
-        found, _ = parse(answer, PROMPT, output_tokens)
+        result, _ = parse(answer, PROMPT, output_tokens)
     except UnusableAnswer as error:
         assert str(error).isprintable() and str(error)
         return None
-    assert len(found.tokens) == len(found.alternatives) == output_tokens
-    for token, top in zip(found.tokens, found.alternatives, strict=True):
+    assert len(result.tokens) == len(result.alternatives) == output_tokens
+    for token, top in zip(result.tokens, result.alternatives, strict=True):
         assert type(token) is int and token in top
         assert 20 <= len(top) <= 21
         assert all(type(one) is int and type(value) is float for one, value in top.items())
         assert all(-9999 < value <= 0 for value in top.values())
         assert sum(map(math.exp, top.values())) <= 1.02
-    return found
+    return result
 
 
 @given(data=st.data(), times=st.integers(1, 3))
@@ -248,24 +248,24 @@ def test_every_question_is_answered_once_and_never_more_are_in_flight_than_allow
 
 
 def test_nothing_more_is_asked_once_enough_is_known() -> None:
-    asked: list[int] = []
+    words: list[int] = []
 
     def ask(question: int) -> int:
-        asked.append(question)
+        words.append(question)
         return question
 
     with Asking(range(10_000), FAST, ask, lambda _, answer: answer >= 5) as asking:
         until_over(asking)
-    assert 5 in asked
-    assert len(asked) <= 6 + AT_ONCE
+    assert 5 in words
+    assert len(words) <= 6 + AT_ONCE
 
 
 def test_questions_come_at_their_pace_and_leaving_the_block_ends_them() -> None:
-    asked: list[int] = []
+    words: list[int] = []
     slow = Pace(load_qps=1.0, per_s=0.01, in_flight=AT_ONCE)
-    with Asking(range(10), slow, lambda question: asked.append(question) or 0, lambda *_: False) as asking:
+    with Asking(range(10), slow, lambda question: words.append(question) or 0, lambda *_: False) as asking:
         assert not asking.is_over()
-    assert len(asked) <= 1
+    assert len(words) <= 1
 
 
 def test_an_error_of_ours_ends_the_asking_and_is_raised() -> None:
@@ -286,30 +286,32 @@ FAKE = load(["cluster.session=fake", "quality.load=2", "quality.answer_tokens=32
 def test_questions_and_load_together_are_the_tokens_of_the_rate(
     rate_qps: float, nodes: int, tokens: int
 ) -> None:
-    asked = replace(
+    experiment = replace(
         FAKE,
         cluster=replace(FAKE.cluster, nodes=nodes),
         quality=replace(FAKE.quality, load=str(rate_qps), prompt_tokens=tokens),
     )
-    found = gate_questions.gate_pace(asked)
-    assert found.per_s is not None and 0 < found.per_s <= gate_questions.MOST_PER_S
-    request = asked.workload.input_tokens.mean + asked.workload.output_tokens.mean
-    offered = nodes * found.load_qps * request + found.per_s * (tokens + 32)
-    assert offered == pytest.approx(nodes * asked.quality.rate_qps * request)
-    assert found.load_qps >= (1 - gate_questions.QUESTION_SHARE) * asked.quality.rate_qps * (1 - 1e-9)
+    pace = gate_questions.gate_pace(experiment)
+    assert pace.per_s is not None and 0 < pace.per_s <= gate_questions.MOST_PER_S
+    request = experiment.workload.input_tokens.mean + experiment.workload.output_tokens.mean
+    offered = nodes * pace.load_qps * request + pace.per_s * (tokens + 32)
+    assert offered == pytest.approx(nodes * experiment.quality.rate_qps * request)
+    assert pace.load_qps >= (1 - gate_questions.QUESTION_SHARE) * experiment.quality.rate_qps * (1 - 1e-9)
 
 
 def test_an_idle_service_has_a_few_questions_in_flight_and_no_other_load() -> None:
-    asked = load(["quality.load=idle"])
-    assert gate_questions.gate_pace(asked) == gate_questions.Pace(0.0, None, gate_questions.IDLE_IN_FLIGHT)
-    assert gate_questions.longest_s(asked, gate_questions.gate_pace(asked)) is None
+    experiment = load(["quality.load=idle"])
+    assert gate_questions.gate_pace(experiment) == gate_questions.Pace(
+        0.0, None, gate_questions.IDLE_IN_FLIGHT
+    )
+    assert gate_questions.longest_s(experiment, gate_questions.gate_pace(experiment)) is None
 
 
 def test_the_longest_time_is_that_of_three_answers_to_every_prompt() -> None:
-    asked = load(["quality.load=2", "quality.prompts=600"])
-    found = gate_questions.gate_pace(asked)
-    assert found.per_s
-    assert gate_questions.longest_s(asked, found) == pytest.approx(1800 / found.per_s)
+    experiment = load(["quality.load=2", "quality.prompts=600"])
+    pace = gate_questions.gate_pace(experiment)
+    assert pace.per_s
+    assert gate_questions.longest_s(experiment, pace) == pytest.approx(1800 / pace.per_s)
 
 
 TOO_MANY = (

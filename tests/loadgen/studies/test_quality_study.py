@@ -47,8 +47,8 @@ class Sides:
         self.deployed: list[int] = []
 
     @contextmanager
-    def service(self, asked: Experiment, _emit: Any) -> Iterator[Service]:
-        seats: int = asked.engine.max_num_seqs  # type: ignore[attr-defined]
+    def service(self, experiment: Experiment, _emit: Any) -> Iterator[Service]:
+        seats: int = experiment.engine.max_num_seqs  # type: ignore[attr-defined]
         self.deployed.append(seats)
         with answering(self.servers[seats]) as server:
             yield Service([server.url])
@@ -173,13 +173,13 @@ def test_recorded_answers_are_judged_as_they_were_and_those_to_other_prompts_are
 @pytest.mark.slow
 def test_answers_that_fail_are_counted_and_too_many_leave_the_gate_undecided(tmp_path: Path) -> None:
     few = Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB, fails=frozenset({5})))
-    found = asked(tmp_path / "few", few)
-    assert found.quality and (found.quality.verdict, found.quality.failed.candidate) == ("SAME", 1)
+    result = asked(tmp_path / "few", few)
+    assert result.quality and (result.quality.verdict, result.quality.failed.candidate) == ("SAME", 1)
     none = Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB, fails=frozenset(range(1, 99))))
-    found = asked(tmp_path / "none", none)
-    assert (found.exit_code, found.passed) == (summary.EXIT_OPEN, False)
-    assert found.quality and found.quality.verdict == "UNDECIDED"
-    assert "unanswered" in found.reason
+    result = asked(tmp_path / "none", none)
+    assert (result.exit_code, result.passed) == (summary.EXIT_OPEN, False)
+    assert result.quality and result.quality.verdict == "UNDECIDED"
+    assert "unanswered" in result.reason
 
 
 @pytest.mark.parametrize(
@@ -195,19 +195,19 @@ def test_a_service_whose_answers_cannot_be_compared_is_refused_before_it_is_load
     tmp_path: Path, fields: dict[str, Any], why: str
 ) -> None:
     sides = Sides(AnsweringServer(VOCAB, fields=fields), AnsweringServer(VOCAB))
-    found = asked(tmp_path, sides, "quality.load=1")
-    assert (found.exit_code, found.valid) == (summary.EXIT_TARGET, False)
-    assert why in found.reason and "\n" not in found.reason
+    result = asked(tmp_path, sides, "quality.load=1")
+    assert (result.exit_code, result.valid) == (summary.EXIT_TARGET, False)
+    assert why in result.reason and "\n" not in result.reason
     assert len(sides.servers[1023].asked) == 1 and sides.deployed == [1023]
-    assert found.requests is not None and found.requests.rows == 0
+    assert result.requests is not None and result.requests.rows == 0
 
 
 @pytest.mark.slow
 def test_a_side_that_writes_the_same_tokens_as_another_text_has_another_tokenizer(tmp_path: Path) -> None:
     ours, theirs = (AnsweringServer(VOCAB, fields={"text": text}) for text in ("a word", "another one"))
-    found = asked(tmp_path, Sides(ours, theirs))
-    assert (found.exit_code, found.valid) == (summary.EXIT_TARGET, False)
-    assert "other tokenizers" in found.reason
+    result = asked(tmp_path, Sides(ours, theirs))
+    assert (result.exit_code, result.valid) == (summary.EXIT_TARGET, False)
+    assert "other tokenizers" in result.reason
     assert len(theirs.asked) == 1
 
 
@@ -225,15 +225,15 @@ def test_a_service_that_drafts_tokens_is_refused_before_anything_starts(
 @pytest.mark.slow
 def test_a_gate_that_was_cut_short_goes_on_with_the_side_that_is_missing(tmp_path: Path) -> None:
     class Gone(Sides):
-        def service(self, asked: Experiment, emit: Any) -> Any:
-            if asked.engine.max_num_seqs == 1024:  # type: ignore[attr-defined]
+        def service(self, experiment: Experiment, emit: Any) -> Any:
+            if experiment.engine.max_num_seqs == 1024:  # type: ignore[attr-defined]
                 raise KeyboardInterrupt
-            return super().service(asked, emit)
+            return super().service(experiment, emit)
 
     assert asked(tmp_path, Gone(AnsweringServer(VOCAB), AnsweringServer(VOCAB))).exit_code == (
         summary.EXIT_INTERRUPTED
     )
     path, sides = tmp_path / "gate", Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB))
     assert measuring.left(path).endswith("1 of 2 parts have ended; left: b")
-    found = measuring.resume(path, sides.site, silent)
-    assert (found.exit_code, sides.deployed) == (summary.EXIT_OK, [1024])
+    result = measuring.resume(path, sides.site, silent)
+    assert (result.exit_code, sides.deployed) == (summary.EXIT_OK, [1024])

@@ -224,28 +224,30 @@ def test_windows_that_are_granted_beyond_the_budget_are_part_of_the_plan() -> No
 
 
 def test_a_sweep_without_a_predicted_capacity_ramps_and_says_so() -> None:
-    said: list[str] = []
-    asked = load(["search=quick", "slo.tpot_p90_ms=1"])
-    start, predicted = engine_model.start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
+    lines: list[str] = []
+    experiment = load(["search=quick", "slo.tpot_p90_ms=1"])
+    start, predicted = engine_model.start(experiment, "sweep", lambda _, **facts: lines.append(facts["text"]))
     assert (start.prediction_qps, predicted) == (None, None)
-    assert "no prediction, the search begins with a ramp: no rate keeps p90 TPOT <= 1 ms: " in said[0]
+    assert "no prediction, the search begins with a ramp: no rate keeps p90 TPOT <= 1 ms: " in lines[0]
 
 
 def test_a_sweep_of_sessions_begins_where_they_are_predicted() -> None:
-    said: list[str] = []
-    asked = load(["search=quick", "workload=chat_sessions", "routing=client_side", "workload.sessions=20"])
-    start, predicted = engine_model.start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
+    lines: list[str] = []
+    experiment = load(
+        ["search=quick", "workload=chat_sessions", "routing=client_side", "workload.sessions=20"]
+    )
+    start, predicted = engine_model.start(experiment, "sweep", lambda _, **facts: lines.append(facts["text"]))
     assert predicted is not None and start.prediction_qps == predicted.qps_per_node.value
-    assert 20 < start.prediction_qps < 50 and "the engine model predicts" in said[0]
+    assert 20 < start.prediction_qps < 50 and "the engine model predicts" in lines[0]
     assert start.first_below == 0.15, "an overload would cost what is cached"
 
 
 def test_a_sweep_that_expects_a_capacity_begins_there_and_says_so() -> None:
-    said: list[str] = []
+    lines: list[str] = []
     experiment = load(["search=quick", "search.expected_qps=5"])
-    start, predicted = engine_model.start(experiment, "sweep", lambda _, **facts: said.append(facts["text"]))
+    start, predicted = engine_model.start(experiment, "sweep", lambda _, **facts: lines.append(facts["text"]))
     assert (start.prediction_qps, start.first_below, predicted) == (5.0, 0.05, None)
-    assert said[0].startswith("5 QPS per node is expected (search.expected_qps)")
+    assert lines[0].startswith("5 QPS per node is expected (search.expected_qps)")
 
 
 class ProbeSite(Site):
@@ -271,8 +273,8 @@ def begun(out: Path, site: ProbeSite) -> dict[str, Any]:
 
 
 def resumed_recipe(path: Path, site: ProbeSite) -> dict[str, Any]:
-    asked = measuring.saved_experiment(path)
-    return to_tree(study.run(calibration_probes.CalibrationStudy(asked), Folder(path), site, silent))
+    experiment = measuring.saved_experiment(path)
+    return to_tree(study.run(calibration_probes.CalibrationStudy(experiment), Folder(path), site, silent))
 
 
 def test_every_part_is_a_probe_of_its_own_load(tmp_path: Path) -> None:
@@ -339,6 +341,6 @@ def test_a_study_without_a_result_cannot_be_calibrated(tmp_path: Path) -> None:
 
 
 def test_the_rate_is_guessed_for_the_traffic_that_it_is_offered() -> None:
-    asked = load(["workload=smoke", "workload.prompt=text"])
-    checked = calibration_probes.check_experiment(asked).workload
+    experiment = load(["workload=smoke", "workload.prompt=text"])
+    checked = calibration_probes.check_experiment(experiment).workload
     assert (checked.name, checked.prompt) == ("r4_check", "text")

@@ -44,13 +44,13 @@ def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(kind: str)
     lists = [tokens(prompts, turn) for turn in turns]
     assert all(len(each) == turn.input_tokens for each, turn in zip(lists, turns, strict=True))
     assert len({turn.history_cut for turn in turns}) > 2
-    seen = set()
+    names = set()
     for i in range(0, len(turns), 9):
         for j in range(i):
             level = shared_by_plan(turns[i], turns[j])
             assert common(lists[i], lists[j]) == level
-            seen.add((turns[i].character == turns[j].character, turns[i].session == turns[j].session))
-    assert seen == {(False, False), (True, False), (True, True)}
+            names.add((turns[i].character == turns[j].character, turns[i].session == turns[j].session))
+    assert names == {(False, False), (True, False), (True, True)}
 
 
 def test_another_run_says_nothing_alike() -> None:

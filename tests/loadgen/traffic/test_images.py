@@ -102,11 +102,11 @@ def test_an_image_is_as_many_tokens_as_squares_cover_it(
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 5), st.integers(20, 400), st.integers(0, 2**30))
 def test_plan_body_and_server_count_the_same_tokens(count: int, text: int, seq: int) -> None:
-    asked = seeing(
+    experiment = seeing(
         f"workload.images.least={count}", f"workload.images.most={count}", "workload.images.width_px=200"
     )
-    images = count * asked.workload.images.tokens
-    body = Prompts(asked.workload, "m", 151936, salt=3).body(seq, text + images, 10, image_tokens=images)
+    images = count * experiment.workload.images.tokens
+    body = Prompts(experiment.workload, "m", 151936, salt=3).body(seq, text + images, 10, image_tokens=images)
     tree = json.loads(body)
     parts = tree["messages"][0]["content"]
     assert [part["type"] for part in parts] == ["text", *["image_url"] * count]
@@ -117,9 +117,9 @@ def test_plan_body_and_server_count_the_same_tokens(count: int, text: int, seq: 
 
 
 def test_a_whole_prompt_may_be_shared_with_its_images() -> None:
-    asked = seeing("workload.images.unique=false")
-    tokens = 100 + asked.workload.images.tokens
-    prompts = Prompts(asked.workload, "m", 151936, salt=3)
+    experiment = seeing("workload.images.unique=false")
+    tokens = 100 + experiment.workload.images.tokens
+    prompts = Prompts(experiment.workload, "m", 151936, salt=3)
     first, second = (
         prompts.body(seq, tokens, 5, shared_tokens=tokens, image_tokens=tokens - 100) for seq in (1, 2)
     )
@@ -127,9 +127,9 @@ def test_a_whole_prompt_may_be_shared_with_its_images() -> None:
 
 
 def test_prompts_with_the_same_text_and_other_images_share_blocks_up_to_the_first_image() -> None:
-    asked = seeing()
-    tokens = 160 + asked.workload.images.tokens
-    prompts = Prompts(asked.workload, "m", 151936, salt=3)
+    experiment = seeing()
+    tokens = 160 + experiment.workload.images.tokens
+    prompts = Prompts(experiment.workload, "m", 151936, salt=3)
     hashes = [
         openai_request.parse_chat(prompts.body(seq, tokens, 5, 160, image_tokens=tokens - 160), SERVED).hashes
         for seq in (1, 2)
@@ -139,18 +139,18 @@ def test_prompts_with_the_same_text_and_other_images_share_blocks_up_to_the_firs
 
 
 def test_a_schedule_draws_so_many_images_and_every_row_tells_them() -> None:
-    asked = seeing("workload.images.least=0", "workload.images.most=3")
-    schedule = Traffic(asked.workload).draw(
+    experiment = seeing("workload.images.least=0", "workload.images.most=3")
+    schedule = Traffic(experiment.workload).draw(
         20.0, {"window": (0, 60 * NS)}, window_index=0, first_seq=0, seed=1
     )
     assert schedule.image_tokens is not None
-    counts = schedule.image_tokens // asked.workload.images.tokens
+    counts = schedule.image_tokens // experiment.workload.images.tokens
     assert set(counts.tolist()) == {0, 1, 2, 3}
     assert np.array_equal(schedule.input_tokens, 100 + schedule.image_tokens)
     assert [plan.image_tokens for plan in planned(schedule)] == schedule.image_tokens.tolist()
     assert plan_table(schedule)["image_tokens"].to_pylist() == schedule.image_tokens.tolist()
-    assert Traffic(asked.workload).longest_request_tokens == 300 + 3 * 1024
-    assert asked.workload.prompt_tokens == 100 + 1.5 * 1024
+    assert Traffic(experiment.workload).longest_request_tokens == 300 + 3 * 1024
+    assert experiment.workload.prompt_tokens == 100 + 1.5 * 1024
 
 
 @pytest.mark.parametrize(
@@ -230,12 +230,17 @@ def test_an_image_seen_lately_is_not_encoded_again() -> None:
 
 
 def test_the_engine_takes_its_time_for_new_images() -> None:
-    it = seeing()
-    engines = [Engine(EngineKind.of(it.engine, it.model, it.hardware, it.layout)) for _ in range(2)]  # type: ignore[arg-type]
+    experiment = seeing()
+    engines = [
+        Engine(EngineKind.of(experiment.engine, experiment.model, experiment.hardware, experiment.layout))
+        for _ in range(2)
+    ]  # type: ignore[arg-type]
     for engine, new in zip(engines, (0, 1024), strict=True):
         engine.add(GenerateRequest(1124, 5, new_image_tokens=new), 0.0)
     without, with_images = (engine.ready_s() for engine in engines)
-    assert with_images - without == pytest.approx(1024 * it.model.step_time.image_token_us.value * 1e-6)
+    assert with_images - without == pytest.approx(
+        1024 * experiment.model.step_time.image_token_us.value * 1e-6
+    )
 
 
 def test_a_prediction_takes_the_images_time_and_tells_their_tokens_apart() -> None:
@@ -245,9 +250,9 @@ def test_a_prediction_takes_the_images_time_and_tells_their_tokens_apart() -> No
         ["workload.images.unique=false"],
         ["workload.images.least=3", "workload.images.most=3"],
     ):
-        it = seeing(*words)
-        point = RateSimulator(it, engine_model.simulate, Effort(1, 60.0)).at(1.0)
-        assert point.image_tokens == it.workload.images.mean_tokens
+        experiment = seeing(*words)
+        point = RateSimulator(experiment, engine_model.simulate, Effort(1, 60.0)).at(1.0)
+        assert point.image_tokens == experiment.workload.images.mean_tokens
         assert point.input_tokens == 100 + point.image_tokens
         ttft.append(float(np.median(point.ttft_ms)))
     one, cached, three = ttft

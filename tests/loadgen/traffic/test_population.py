@@ -37,7 +37,7 @@ def many(truncation: str = "cache_aware") -> Rows:
 def reused(turns: Rows, system_tokens: int) -> tuple[Rows, Rows]:
     """Of each prompt the tokens that an unbounded cache of tokens has seen at a prompt's beginning."""
     known: dict[object, int] = defaultdict(int)
-    found = np.zeros(len(turns))
+    result = np.zeros(len(turns))
     names = ("character", "session", "history_cut", "character_tokens", "persona_tokens", "input_tokens")
     for i, row in enumerate(zip(*(turns[name].tolist() for name in names), strict=True)):
         character, session, cut, of_character, persona, count = row
@@ -47,10 +47,10 @@ def reused(turns: Rows, system_tokens: int) -> tuple[Rows, Rows]:
             (session,): of_character + persona,
             (session, cut): count,
         }
-        found[i] = max(min(end, known[name]) for name, end in ends.items())
+        result[i] = max(min(end, known[name]) for name, end in ends.items())
         for name, end in ends.items():
             known[name] = max(known[name], end)
-    return found, turns["input_tokens"]
+    return result, turns["input_tokens"]
 
 
 @cache
@@ -105,8 +105,8 @@ def test_cache_aware_truncation_keeps_what_naive_truncation_loses() -> None:
 
 
 def test_the_workload_has_the_means_that_its_conversations_come_to() -> None:
-    found = with_mean_lengths(WORKLOAD)
-    assert (found.input_tokens.mean, found.output_tokens.mean) == (5582, 140)
+    result = with_mean_lengths(WORKLOAD)
+    assert (result.input_tokens.mean, result.output_tokens.mean) == (5582, 140)
     assert with_mean_lengths(load().workload) == load().workload
 
 
@@ -299,7 +299,7 @@ def test_a_plan_keeps_what_prompts_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["workload.prefix_hit=.5"], "shared beginnings of their own"),
         (["workload.sessions=5"], "shared beginnings of their own"),
@@ -315,8 +315,8 @@ def test_a_plan_keeps_what_prompts_share() -> None:
         (["workload.conversations.truncation=smart"], "truncation"),
     ],
 )
-def test_what_conversations_cannot_be_is_refused_in_a_line(words: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as refused:
+def test_what_conversations_cannot_be_is_refused_in_a_line(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
         load(["workload=character", *words])
     assert "\n" not in str(refused.value)
 

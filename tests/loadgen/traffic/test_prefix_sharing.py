@@ -64,9 +64,9 @@ def drawn(experiment: Experiment, rate_qps: float, seconds: float) -> ArrivalSch
     ],
 )
 def test_two_prompts_have_the_blocks_in_common_that_their_bodies_have(words: list[str]) -> None:
-    one = asked(*words)
-    schedule = drawn(one, 1.0, 40.0) if "character" in words[0] else drawn(one, 1.0, 20.0)
-    shared, prompts = shared_prefixes(schedule, one.workload), bodies(one, schedule)
+    experiment = asked(*words)
+    schedule = drawn(experiment, 1.0, 40.0) if "character" in words[0] else drawn(experiment, 1.0, 20.0)
+    shared, prompts = shared_prefixes(schedule, experiment.workload), bodies(experiment, schedule)
     assert shared is not None
     names, ends, _ = session_pieces(*shared)
     blocks = np.diff(ends // 16, axis=0, prepend=0)
@@ -133,17 +133,17 @@ def test_a_turn_is_blocked_while_the_one_before_goes_on() -> None:
 def test_sticky_sessions_serve_more_and_the_answer_says_why() -> None:
     words = ["workload=character", "cluster.nodes=3", "search.budget_s=900"]
     both = [asked(*words, f"routing={each}") for each in ("consistent_hash", "pow2")]
-    found = [engine_model.predict(one, draws=0) for one in both]
-    sticky, spread = (to_tree(one)["forecast"] for one in found)
-    assert grid.ratio(*zip(found, both, strict=True)).value > 1.5
+    result = [engine_model.predict(one, draws=0) for one in both]
+    sticky, spread = (to_tree(one)["forecast"] for one in result)
+    assert grid.ratio(*zip(result, both, strict=True)).value > 1.5
     assert sticky["cached_share_of_input"] > spread["cached_share_of_input"] + 0.1
     sticky, spread = sticky["sessions"], spread["sessions"]
     assert (sticky["replicas_per_session"], sticky["simulated_nodes"]) == (1.0, 3)
     assert 2 < spread["replicas_per_session"] <= 3 and spread["max_over_mean_share"] < 1.1
-    text = screen(found[0])
+    text = screen(result[0])
     assert "sessions by consistent_hash: hit rate 9" in text and "(at most 95." in text
     assert "1.00 replicas per session" in text and "3 of 3 nodes simulated, after" in text
-    (row,) = predictions.grid_rows([GridCell(at={}, answer=found[1])], False).to_pylist()
+    (row,) = predictions.grid_rows([GridCell(at={}, answer=result[1])], False).to_pylist()
     assert row["replicas_per_session"] > 2
 
 
@@ -151,9 +151,9 @@ def test_sticky_sessions_serve_more_and_the_answer_says_why() -> None:
 def test_a_part_of_a_large_fleet_stands_for_it() -> None:
     """Eight of 64 nodes against all of them, at a rate that both keep."""
     for policy, near in (("pow2", 0.04), ("consistent_hash", 0.01)):
-        one = asked("workload=character", "cluster.nodes=64", f"routing={policy}")
+        experiment = asked("workload=character", "cluster.nodes=64", f"routing={policy}")
         few, many = (
-            RateSimulator(one, engine_model.simulate, Effort(1, seconds, nodes), 8e6).at(5.0)
+            RateSimulator(experiment, engine_model.simulate, Effort(1, seconds, nodes), 8e6).at(5.0)
             for seconds, nodes in ((160.0, 8), (60.0, 64))
         )
         hits = [point.cached_tokens / point.input_tokens for point in (few, many)]
@@ -162,8 +162,10 @@ def test_a_part_of_a_large_fleet_stands_for_it() -> None:
 
 
 def test_sessions_of_fixed_users_are_predicted_too() -> None:
-    one = asked("workload=chat_sessions", "cluster.nodes=4", "routing=consistent_hash", "rate_qps=6")
-    tree = to_tree(engine_model.predict(replace(one, search=replace(one.search, budget_s=600.0)), draws=0))
+    experiment = asked("workload=chat_sessions", "cluster.nodes=4", "routing=consistent_hash", "rate_qps=6")
+    tree = to_tree(
+        engine_model.predict(replace(experiment, search=replace(experiment.search, budget_s=600.0)), draws=0)
+    )
     assert tree["exit_code"] == 0 and tree["forecast"]["sessions"]["sessions_per_node"] == 30
     assert tree["forecast"]["cached_share_of_input"] == pytest.approx(0.949, abs=0.005)
     assert load(["workload=chat_sessions"]).workload.sessions == 120
@@ -226,10 +228,10 @@ def test_bodies_share_what_the_hashes_say(tmp_path_factory: pytest.TempPathFacto
         assert len({hashes[0] for hashes, _ in prompts}) == len(prompts)
         return
     words = prompt_tokens(schedule)
-    assert [len(one) for one in words] == schedule.input_tokens.tolist()
+    assert [len(word) for word in words] == schedule.input_tokens.tolist()
     assert schedule.reusable_tokens is not None
-    for j, one in enumerate(words):
-        shared = [common(words[i], one) for i in range(j)]
+    for j, word in enumerate(words):
+        shared = [common(words[i], word) for i in range(j)]
         assert shared == [told(prompts, i, j) for i in range(j)]
         assert schedule.reusable_tokens[j] == max(shared, default=0)
 
@@ -242,11 +244,11 @@ def test_prompts_of_any_length_share_no_more_than_they_have(
     traffic = recorded(tmp_path_factory.getbasetemp(), prompts)
     schedule = replayed(traffic)
     words = prompt_tokens(schedule)
-    assert [len(one) for one in words] == schedule.input_tokens.tolist()
+    assert [len(word) for word in words] == schedule.input_tokens.tolist()
     if schedule.reusable_tokens is None:
         return
-    for j, one in enumerate(words):
-        shared = max((common(words[i], one) for i in range(j)), default=0)
+    for j, word in enumerate(words):
+        shared = max((common(words[i], word) for i in range(j)), default=0)
         assert shared >= schedule.reusable_tokens[j]
 
 
@@ -257,18 +259,18 @@ def test_an_unlimited_cache_finds_what_the_trace_reuses(
 ) -> None:
     """One request at a time."""
     traffic = recorded(tmp_path_factory.getbasetemp(), prompts)
-    schedule, asked = replayed(traffic), load(["engine.num_gpu_blocks=100000"])
+    schedule, experiment = replayed(traffic), load(["engine.num_gpu_blocks=100000"])
     if schedule.begins is None or schedule.reusable_tokens is None:
         return
-    assert isinstance(asked.engine, SimulatedEngine)
-    parts = asked.engine, asked.model, asked.hardware, asked.layout
-    size, own = asked.engine.block_size, schedule.seq[0]
+    assert isinstance(experiment.engine, SimulatedEngine)
+    parts = experiment.engine, experiment.model, experiment.hardware, experiment.layout
+    size, own = experiment.engine.block_size, schedule.seq[0]
     runs = [[(owner - own, end) for owner, end in row] for row in schedule.begins]
     shared = trace_pieces(runs, np.zeros(len(runs), np.int64))
     lengths = [schedule.input_tokens, schedule.output_tokens, np.zeros_like(schedule.seq)]
-    seen = serve(EngineKind.of(*parts), Requests(schedule.due_ns / 1e9, lengths, shared), Replicas())
+    served = serve(EngineKind.of(*parts), Requests(schedule.due_ns / 1e9, lengths, shared), Replicas())
     most = np.minimum(schedule.reusable_tokens, schedule.input_tokens - 1) // size * size
-    assert seen.cached_tokens.tolist() == most.tolist()
+    assert served.cached_tokens.tolist() == most.tolist()
 
 
 def test_parts_of_a_fleet_share_nothing() -> None:

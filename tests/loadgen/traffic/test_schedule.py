@@ -264,16 +264,16 @@ def test_a_scaled_trace_is_the_trace_repeated_and_cut(
     recorded = Trace(due_ns, one, one, empty_answers=0)
     bounds = {"window": (start, start + length)}
     rng = np.random.default_rng(seed)
-    found, lines = OpenArrivals(Arrivals("trace"), recorded).within(rate_qps, 1, bounds, rng)
+    result, lines = OpenArrivals(Arrivals("trace"), recorded).within(rate_qps, 1, bounds, rng)
     assert lines is not None
     count, begin = len(due), np.random.default_rng(seed).random() * len(due)
     asked = rate_qps * length / NS
     rounds = range(int(asked / count) + 2)
     at = np.concatenate([due_ns * (recorded.mean_qps / NS) + i * count for i in rounds])
     inside = (at >= begin) & (at < begin + asked)
-    assert found == pytest.approx(start + (at[inside] - begin) / rate_qps * NS, abs=1e-3 * NS)
+    assert result == pytest.approx(start + (at[inside] - begin) / rate_qps * NS, abs=1e-3 * NS)
     assert lines.tolist() == np.tile(np.arange(count), len(rounds))[inside].tolist()
-    assert np.all((found >= start - 1) & (found <= start + length + 1)) and np.all(np.diff(found) >= 0)
+    assert np.all((result >= start - 1) & (result <= start + length + 1)) and np.all(np.diff(result) >= 0)
 
 
 def test_a_replay_is_the_trace_itself(recorded: Workload) -> None:
@@ -355,18 +355,18 @@ def test_the_warm_up_stands_outside_the_windows() -> None:
     assert {PHASES[i] for i in warm.phase.tolist()} == {"warmup"}
 
 
-@pytest.mark.parametrize("asked", GIVEN)
-def test_arrivals_are_those_of_the_tool(asked: tuple[int, float, int, float]) -> None:
-    np.testing.assert_allclose(bench_arrivals_s(*asked), GIVEN[asked], rtol=1e-12)
+@pytest.mark.parametrize("question", GIVEN)
+def test_arrivals_are_those_of_the_tool(question: tuple[int, float, int, float]) -> None:
+    np.testing.assert_allclose(bench_arrivals_s(*question), GIVEN[question], rtol=1e-12)
 
 
 @pytest.mark.battery("wrong input")
 @pytest.mark.parametrize(
-    "asked", [(0, 8.0), (5, 0.0), (5, np.inf), (5, 8.0, -1), (5, 8.0, 2**32), (5, 8.0, 0, 0.0)]
+    "question", [(0, 8.0), (5, 0.0), (5, np.inf), (5, 8.0, -1), (5, 8.0, 2**32), (5, 8.0, 0, 0.0)]
 )
-def test_what_the_tool_could_not_draw_is_refused(asked: tuple[int, float]) -> None:
+def test_what_the_tool_could_not_draw_is_refused(question: tuple[int, float]) -> None:
     with pytest.raises(ValueError, match="positive and finite|seed="):
-        bench_arrivals_s(*asked)
+        bench_arrivals_s(*question)
 
 
 @pytest.mark.parametrize(

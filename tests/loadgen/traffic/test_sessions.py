@@ -265,7 +265,7 @@ def test_with_sessions_the_hits_are_reported_and_not_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["workload.session_hit=0.5"], "needs workload.sessions=N"),
         (["workload=chat_sessions", "workload.prefix_hit=0.96"], "must be above workload.prefix_hit=0.96"),
@@ -285,6 +285,6 @@ def test_with_sessions_the_hits_are_reported_and_not_judged() -> None:
         (["routing=per_node", "workload=chat_sessions", "cluster=laptop_4n"], "use routing=client_side"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_remedy(words: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_is_refused_with_the_remedy(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load(words)

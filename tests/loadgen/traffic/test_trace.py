@@ -229,10 +229,10 @@ def test_both_forms_say_the_same(
 
 def test_resolving_fills_in_the_means(tmp_path: Path) -> None:
     workload = load(["workload=trace", f"workload.trace={written(tmp_path, AZURE)}"]).workload
-    found = trace.resolve(workload)
-    assert found.input_tokens == Lengths(2699, "empirical")
-    assert found.output_tokens == Lengths(15, "empirical")
-    assert trace.resolve(found) == found
+    result = trace.resolve(workload)
+    assert result.input_tokens == Lengths(2699, "empirical")
+    assert result.output_tokens == Lengths(15, "empirical")
+    assert trace.resolve(result) == result
     mixed = replace(workload, output_tokens=Lengths(140))
     assert trace.resolve(mixed).output_tokens == Lengths(140)
     plain = load().workload

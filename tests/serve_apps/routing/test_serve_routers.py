@@ -71,8 +71,8 @@ def choice(router: Any, session: str) -> ReplicaID:
     pending = SimpleNamespace(metadata=metadata, routing_context=SimpleNamespace(should_backoff=False))
     ranks = asyncio.run(router.choose_replicas(list(router._replicas.values()), pending))
     assert {rank[0].replica_id for rank in ranks} == set(router._replicas)
-    found: ReplicaID = ranks[0][0].replica_id
-    return found
+    result: ReplicaID = ranks[0][0].replica_id
+    return result
 
 
 @settings(max_examples=15, deadline=None)
@@ -125,8 +125,8 @@ def test_the_ring_of_the_engine_model_is_that_of_the_router() -> None:
     places, owners = ring(names, 37)
     assert places.tolist() == router._ring_hashes
     assert [names[owner] for owner in owners] == [each.unique_id for each in router._ring_replicas]
-    found = owners[starts(places, map(session_key, sessions))]
-    assert [names[owner] for owner in found] == [choice(router, f"session-{n}").unique_id for n in sessions]
+    result = owners[starts(places, map(session_key, sessions))]
+    assert [names[owner] for owner in result] == [choice(router, f"session-{n}").unique_id for n in sessions]
 
 
 @pytest.mark.parametrize(("policy", "path"), ROUTED)
@@ -214,18 +214,18 @@ def running(session: Session, routing: Routing, name: str, *, asked: Routing | N
 
 def wait_for_answers(url: str, replicas: int) -> None:
     """Until each replica has answered: sessions enough that a ring leaves none out."""
-    seen: set[str | None] = set()
+    names: set[str | None] = set()
     for number in range(1000):
         headers = {"x-session-id": f"wait-{number}"}
         request = urllib.request.Request(f"{url}/v1/completions", json.dumps(BODY).encode(), headers)
         try:
             with urllib.request.urlopen(request, timeout=120) as response:
-                seen.add(response.headers["x-replica-id"])
+                names.add(response.headers["x-replica-id"])
         except urllib.error.HTTPError:
             time.sleep(0.1)
-        if len(seen) == replicas:
+        if len(names) == replicas:
             return
-    raise AssertionError(f"only {seen} answered")
+    raise AssertionError(f"only {names} answered")
 
 
 @pytest.mark.ray

@@ -200,7 +200,7 @@ def test_the_log_of_a_server_that_did_not_fail_goes_with_it(alone: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("source", "timeout_s", "said"),
+    ("source", "timeout_s", "message"),
     [
         ("raise SystemExit('no such flag')", 240.0, r"vLLM ended with 1: no such flag \(log: .*r1\.log\)"),
         (
@@ -212,9 +212,9 @@ def test_the_log_of_a_server_that_did_not_fail_goes_with_it(alone: Path) -> None
     ],
 )
 def test_a_start_that_fails_says_why_and_leaves_only_its_log(
-    source: str, timeout_s: float, said: str, alone: Path
+    source: str, timeout_s: float, message: str, alone: Path
 ) -> None:
     (alone / "fake_server.py").write_text(source)
-    with pytest.raises((RuntimeError, TimeoutError), match=said):
+    with pytest.raises((RuntimeError, TimeoutError), match=message):
         asyncio.run(started(timeout_s))
     assert [path.name for path in alone.glob("*.log")] == ["vllm-r1.log"]

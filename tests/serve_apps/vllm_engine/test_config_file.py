@@ -35,10 +35,10 @@ def test_a_sweep_deploys_the_arguments_of_the_file(routing: str, layout: str) ->
     if name == "per_node" and layout == "dp2_tp4_ep4":
         layout = "dp1_tp8_ep8"  # a node's stream goes to one replica
     words = ["engine=vllm", "cluster=mi325x_4n", f"engine.vllm_version={NEWEST}", f"layout={layout}", NIXL]
-    asked = load([*words, *routed(name), *more])
-    plan = service_plan(asked)
+    experiment = load([*words, *routed(name), *more])
+    plan = service_plan(experiment)
     (swept,) = plan.build.args  # type: ignore[attr-defined]
-    made = render(RenderingInput(asked, NEWEST)).application
+    made = render(RenderingInput(experiment, NEWEST)).application
     assert made is not None
     (served,) = made["applications"]
     if served["import_path"] == OUR_BUILDER:
@@ -49,8 +49,8 @@ def test_a_sweep_deploys_the_arguments_of_the_file(routing: str, layout: str) ->
             for config in served["args"]["llm_configs"]
         ]
         assert {**served["args"], "llm_configs": configs, "routing": swept["routing"]} == swept
-    assert isinstance(asked.engine, VllmEngine)
-    assert environment(asked.engine, asked.routing) == plan.environment
+    assert isinstance(experiment.engine, VllmEngine)
+    assert environment(experiment.engine, experiment.routing) == plan.environment
 
 
 def test_the_files_builder_is_that_of_a_sweep() -> None:
@@ -89,11 +89,11 @@ def test_what_cannot_start_is_refused(
 
 
 def test_a_driver_without_vllm_may_deploy_on_nodes_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = ready(["engine=vllm", "engine.vllm_version=0.33.0"], monkeypatch, installed="")
-    assert found.recipe.args["tensor_parallel_size"] == 8
-    assert with_folder(found, load([]).model) == found  # weights are on the nodes
-    assert found.described()["vllm"] is None
-    assert not any("no vLLM here" in note for note in found.recipe.notes)
+    result = ready(["engine=vllm", "engine.vllm_version=0.33.0"], monkeypatch, installed="")
+    assert result.recipe.args["tensor_parallel_size"] == 8
+    assert with_folder(result, load([]).model) == result  # weights are on the nodes
+    assert result.described()["vllm"] is None
+    assert not any("no vLLM here" in note for note in result.recipe.notes)
     guessed = ready(["engine=vllm"], monkeypatch, installed="")
     assert any("those of 0.33.0; set engine.vllm_version" in note for note in guessed.recipe.notes)
 

@@ -151,7 +151,7 @@ def test_the_sizes_of_blocks_that_are_taken(size: int | str, version: str, taken
 
 
 @pytest.mark.parametrize(
-    "word, version, said",
+    "word, version, message",
     [
         ("engine.args.disable_log_requests=true", "0.17.0", r"last in 0\.16\.0.*off is the default"),
         ("engine.args.swap-space=16", "0.18.0", r"last in 0\.17\.0"),
@@ -164,14 +164,14 @@ def test_the_sizes_of_blocks_that_are_taken(size: int | str, version: str, taken
         ("engine.args.compilation_config='{\"max_capture_size\": 512}'", "0.33.0", "in tokens of a step"),
     ],
 )
-def test_what_a_version_rejects_is_refused_with_the_remedy(word: str, version: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said) as refused:
+def test_what_a_version_rejects_is_refused_with_the_remedy(word: str, version: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as refused:
         resolve([QWEN, TP4, word], version)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    "words, version, said",
+    "words, version, message",
     [
         ([env("VLLM_USE_V1", 1)], "0.11.2", "VLLM_USE_V1 is ignored"),
         ([env("VLLM_ATTENTION_BACKEND", "TRITON")], "0.15.0", "use attention_backend"),
@@ -180,10 +180,10 @@ def test_what_a_version_rejects_is_refused_with_the_remedy(word: str, version: s
         ([env("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", 1)], "0.33.0", "no other Ray executor"),
     ],
 )
-def test_ignored_variables_are_noted_where_they_are(words: list[str], version: str, said: str) -> None:
+def test_ignored_variables_are_noted_where_they_are(words: list[str], version: str, message: str) -> None:
     attention = "engine.args.attention_backend=null"
-    assert any(said in note for note in resolve([QWEN, TP4, attention, *words], version).notes)
-    assert not any(said in note for note in resolve([QWEN, TP4, attention], version).notes)
+    assert any(message in note for note in resolve([QWEN, TP4, attention, *words], version).notes)
+    assert not any(message in note for note in resolve([QWEN, TP4, attention], version).notes)
 
 
 def test_words_go_over_the_recipe_and_null_removes() -> None:
@@ -202,7 +202,7 @@ def test_words_go_over_the_recipe_and_null_removes() -> None:
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "words, message",
     [
         (["engine.args.max-num-seqs=1", "engine.args.max_num_seqs=2"], "given twice"),
         (["engine.args.no_enable_prefix_caching=true"], "enable_prefix_caching=false"),
@@ -214,8 +214,8 @@ def test_words_go_over_the_recipe_and_null_removes() -> None:
         (["engine=vllm_cpu", "layout=dp1_tp1", "engine.recipe=published"], "leave it out"),
     ],
 )
-def test_words_that_cannot_be_are_refused(words: list[str], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_words_that_cannot_be_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         resolve(words)
 
 
@@ -279,8 +279,8 @@ def test_the_modern_preset_fits_every_model_but_dense_ones_with_experts_apart(
         with pytest.raises(ValueError, match="is dense"):
             resolved(model, layout, NEWEST)
     else:
-        cut, found = resolved(model, layout, NEWEST)
-        assert found.args["tensor_parallel_size"] == cut.tensor_parallel == int(layout.split("_tp")[1][0])
+        cut, result = resolved(model, layout, NEWEST)
+        assert result.args["tensor_parallel_size"] == cut.tensor_parallel == int(layout.split("_tp")[1][0])
 
 
 def test_the_users_words_go_over_both_sides_and_the_layouts_limits_over_the_recipes() -> None:

@@ -38,21 +38,21 @@ def config(words: Sequence[str]) -> dict[str, Any]:
 
 def test_rays_configuration_of_gpus() -> None:
     words = [QWEN, TP4, "engine.node_resource=mi325x_node", "engine.model_path=/models/qwen"]
-    found = config(words)
-    assert found["placement_group_config"] == {
+    result = config(words)
+    assert result["placement_group_config"] == {
         "bundles": [{"GPU": 1.0, "CPU": 0.1, "mi325x_node": 0.5}, {"GPU": 1.0}, {"GPU": 1.0}, {"GPU": 1.0}],
         "strategy": "STRICT_PACK",
     }
-    assert found["deployment_config"]["num_replicas"] == 4
-    assert found["deployment_config"]["max_ongoing_requests"] >= 1_000_000
-    assert found["experimental_configs"] == {"stream_batching_interval_ms": 0}
-    assert found["model_loading_config"] == {
+    assert result["deployment_config"]["num_replicas"] == 4
+    assert result["deployment_config"]["max_ongoing_requests"] >= 1_000_000
+    assert result["experimental_configs"] == {"stream_batching_interval_ms": 0}
+    assert result["model_loading_config"] == {
         "model_id": "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",
         "model_source": "/models/qwen",
     }
-    assert found["runtime_env"]["env_vars"] == MODERN_ENV
-    assert found["engine_kwargs"]["attention_backend"] == "ROCM_AITER_FA"
-    assert "autoscaling_config" not in found["deployment_config"] and "accelerator_type" not in found
+    assert result["runtime_env"]["env_vars"] == MODERN_ENV
+    assert result["engine_kwargs"]["attention_backend"] == "ROCM_AITER_FA"
+    assert "autoscaling_config" not in result["deployment_config"] and "accelerator_type" not in result
     named = config([QWEN, TP4, "engine.accelerator_type=AMD-Instinct-MI325X-OAM"])
     assert named["accelerator_type"] == "AMD-Instinct-MI325X-OAM"
 
@@ -152,7 +152,7 @@ def test_render_of_a_published_recipe_takes_its_version(capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "words, message",
     [
         (["layout=dp1_tp8", "vllm_version=0.14.1"], "no multiple of a block of 128"),
         (["engine=simulated"], "is not vLLM"),
@@ -162,10 +162,12 @@ def test_render_of_a_published_recipe_takes_its_version(capsys: pytest.CaptureFi
         (["layuot=x"], "layuot"),
     ],
 )
-def test_render_refuses_in_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_refuses_in_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["render", *words]) == 2
     printed = capsys.readouterr()
-    assert printed.out == "" and said in printed.err and printed.err.count("\n") == 1
+    assert printed.out == "" and message in printed.err and printed.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -244,13 +246,13 @@ def test_render_prints_both_sides_of_a_split_node(mode: str, capsys: pytest.Capt
 def test_no_two_engines_of_a_node_listen_on_the_same_port(capsys: pytest.CaptureFixture[str]) -> None:
     tree = rendered(["layout=2p1d", NIXL, "cluster.nodes=2"], capsys)
     engines = tree["replicas_of_a_node"]
-    assert [(one["side"], one["env"]["HIP_VISIBLE_DEVICES"]) for one in engines] == [
+    assert [(engine["side"], engine["env"]["HIP_VISIBLE_DEVICES"]) for engine in engines] == [
         ("prefill", "0,1"),
         ("prefill", "2,3"),
         ("decode", "4,5,6,7"),
     ]
-    assert [one["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] for one in engines] == ["20000", "20002", "22000"]
-    assert [one["port"] for one in engines] == [8000, 8001, 8002]
+    assert [engine["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] for engine in engines] == ["20000", "20002", "22000"]
+    assert [engine["port"] for engine in engines] == [8000, 8001, 8002]
     assert transfer_of(engines[0]) == {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}
     assert not any("prefix-caching" in word for word in engines[0]["command"])
     assert tree["proxy_by_hand"][1:] == [
@@ -277,12 +279,12 @@ def test_engines_of_both_sides_share_a_node_by_their_gpus(capsys: pytest.Capture
 
 def test_ranks_are_groups_of_serves_replicas_with_gpus_of_their_own() -> None:
     words = [QWEN, "layout=dp8_attention_ep8", "engine.node_resource=mi325x_node"]
-    found = config(words)
-    assert found["engine_kwargs"]["data_parallel_size"] == 8
-    assert found["engine_kwargs"]["tensor_parallel_size"] == 1
-    assert found["engine_kwargs"]["enable_expert_parallel"] is True
-    assert found["placement_group_config"]["bundles"] == [{"GPU": 1.0, "CPU": 0.1, "mi325x_node": 0.125}]
-    assert found["deployment_config"]["num_replicas"] == 4  # groups, as Ray counts them
+    result = config(words)
+    assert result["engine_kwargs"]["data_parallel_size"] == 8
+    assert result["engine_kwargs"]["tensor_parallel_size"] == 1
+    assert result["engine_kwargs"]["enable_expert_parallel"] is True
+    assert result["placement_group_config"]["bundles"] == [{"GPU": 1.0, "CPU": 0.1, "mi325x_node": 0.125}]
+    assert result["deployment_config"]["num_replicas"] == 4  # groups, as Ray counts them
     wide = config([QWEN, "layout=dp8_attention_ep8", "layout.data_parallel=4", "layout.tensor_parallel=2"])
     assert wide["engine_kwargs"]["data_parallel_size"] == 4
     assert len(wide["placement_group_config"]["bundles"]) == 2

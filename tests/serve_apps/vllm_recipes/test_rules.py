@@ -205,12 +205,12 @@ def test_rules_refuse_and_pass(name: str) -> None:
 
     def told() -> str:
         try:
-            found = recipes.resolve(engine, model, asked.layout, case.bad_version, asked.hardware)
+            result = recipes.resolve(engine, model, asked.layout, case.bad_version, asked.hardware)
         except ValueError as error:
             assert name in REFUSED
             return str(error)
-        assert name in NOTED, f"accepted: {found}"
-        return "\n".join(found.notes)
+        assert name in NOTED, f"accepted: {result}"
+        return "\n".join(result.notes)
 
     line = told()
     assert case.said in line
