@@ -58,9 +58,9 @@ LITTLE_ERROR = 0.05
 # Of the load generator.
 
 
-def lost_load_hosts(it: Facts) -> float:
+def lost_load_hosts(facts: Facts) -> float:
     """load hosts that could not be reached, or whose requests reached nothing while those of others did"""
-    return float(len(it.evidence.lost_load_hosts) or len(cut_off(it.rows)))
+    return float(len(facts.evidence.lost_load_hosts) or len(cut_off(facts.rows)))
 
 
 def cut_off(rows: pa.Table) -> list[int]:
@@ -72,7 +72,9 @@ def cut_off(rows: pa.Table) -> list[int]:
     no_way = metrics.status_in(rows, "conn_error")
     if no_way.any():
         words = rows["error"].to_pylist()
-        no_way &= np.array([any(said in (word or "") for said in NO_WAY) for word in words], dtype=np.bool_)
+        no_way &= np.array(
+            [any(phrase in (word or "") for phrase in NO_WAY) for word in words], dtype=np.bool_
+        )
     served = metrics.status_in(rows, records.OK)
     cut = []
     for actor in np.unique(client[no_way]):
@@ -88,15 +90,15 @@ def cut_off(rows: pa.Table) -> list[int]:
     return cut
 
 
-def lost_actors(it: Facts) -> float:
+def lost_actors(facts: Facts) -> float:
     """load actors that died, and requests that were lost with them"""
-    orphans = metrics.status_in(it.rows, "lost") | metrics.word_in(it.rows, "error_kind", "interrupted")
-    return float(len(it.evidence.lost_actors) + int(orphans.sum()))
+    orphans = metrics.status_in(facts.rows, "lost") | metrics.word_in(facts.rows, "error_kind", "interrupted")
+    return float(len(facts.evidence.lost_actors) + int(orphans.sum()))
 
 
-def send_lag_p99(it: Facts) -> float | None:
+def send_lag_p99(facts: Facts) -> float | None:
     """how late the load generator sent: 99 % of the requests left within this"""
-    return quantile(metrics.send_lag(it.rows), 0.99)
+    return quantile(metrics.send_lag(facts.rows), 0.99)
 
 
 def lag_gate_ms(rows: pa.Table, slo: Slo) -> float:
@@ -107,31 +109,31 @@ def lag_gate_ms(rows: pa.Table, slo: Slo) -> float:
     return max(max(LAG_MS, LAG_SHARE * slo.first_token_ms) / metrics.whole_time_scale(rows), LEAST_LAG_MS)
 
 
-def sent(it: Facts) -> float | None:
+def sent(facts: Facts) -> float | None:
     """share of the planned requests that were sent at all"""
     # A refused connection was tried; a row not yet sent is unknown.
-    lag = metrics.send_lag(it.rows)
+    lag = metrics.send_lag(facts.rows)
     unsent = np.isinf(lag)
-    undecided = np.isnan(lag) & metrics.status_in(it.rows, records.PENDING)
-    planned = it.rows.num_rows if it.evidence.planned is None else it.evidence.planned
+    undecided = np.isnan(lag) & metrics.status_in(facts.rows, records.PENDING)
+    planned = facts.rows.num_rows if facts.evidence.planned is None else facts.evidence.planned
     total = planned - int(undecided.sum())
-    made = it.rows.num_rows - int((unsent | undecided).sum())
+    made = facts.rows.num_rows - int((unsent | undecided).sum())
     return made / total if total > 0 else None
 
 
-def actor_cpu(it: Facts) -> float | None:
+def actor_cpu(facts: Facts) -> float | None:
     """share of its core that the busiest load actor used: at 1 it could not have kept up"""
-    return max(_of_actors(it.evidence.health, "cpu_share"), default=None)
+    return max(_of_actors(facts.evidence.health, "cpu_share"), default=None)
 
 
-def run_share(it: Facts) -> float | None:
+def run_share(facts: Facts) -> float | None:
     """share of the wanted CPU time that a load actor got; lower means other processes interfered"""
-    return min(_of_actors(it.evidence.health, "run_share"), default=None)
+    return min(_of_actors(facts.evidence.health, "run_share"), default=None)
 
 
-def loop_stall(it: Facts) -> float | None:
+def loop_stall(facts: Facts) -> float | None:
     """the longest time a load actor did nothing; what that spoilt shows in the send lag"""
-    return max(_of_actors(it.evidence.health, "stall_ms"), default=None)
+    return max(_of_actors(facts.evidence.health, "stall_ms"), default=None)
 
 
 def _of_actors(health: Health | None, figure: str) -> list[float]:
@@ -141,17 +143,17 @@ def _of_actors(health: Health | None, figure: str) -> list[float]:
 # Of the service.
 
 
-def lost_nodes(it: Facts) -> float:
+def lost_nodes(facts: Facts) -> float:
     """serving nodes, the head among them, that could not be reached"""
-    return float(len(it.evidence.lost_nodes))
+    return float(len(facts.evidence.lost_nodes))
 
 
-def malformed(it: Facts) -> float:
+def malformed(facts: Facts) -> float:
     """share of the answers that failed whatever the load: for their form, or refused as requests"""
     # Answers that broke off or hold an error count too where load is not the cause: the warm-up had more than
     # `FORM_SHARE` of them, and the window has no clearly larger share.
-    total, unloaded = failures.answered(it.rows), it.evidence.unloaded
-    count, broken = int(failures.malformed(it.rows).sum()), int(failures.broken(it.rows).sum())
+    total, unloaded = failures.answered(facts.rows), facts.evidence.unloaded
+    count, broken = int(failures.malformed(facts.rows).sum()), int(failures.broken(facts.rows).sum())
     if broken and unloaded is not None and not _grown(unloaded, broken / total, total):
         count += broken
     return count / total if count else 0.0
@@ -167,29 +169,29 @@ def _grown(unloaded: pa.Table, share: float, total: int) -> bool:
     return share - own > NORMAL_95 * math.sqrt(mean * (1 - mean) * (1 / before + 1 / total))
 
 
-def engine_late_steps(it: Facts) -> float | None:
+def engine_late_steps(facts: Facts) -> float | None:
     """share of the simulated engine's steps that came late: it missed its own clock"""
     # Late by more than half of itself; each step counts once for every request that it gave a token.
-    steps = np.nansum(metrics.numbers(it.rows, "engine_steps"))
-    late = np.nansum(metrics.numbers(it.rows, "engine_late_steps"))
+    steps = np.nansum(metrics.numbers(facts.rows, "engine_steps"))
+    late = np.nansum(metrics.numbers(facts.rows, "engine_late_steps"))
     return float(late / steps) if steps > 0 else None
 
 
-def path_p90(it: Facts) -> float | None:
+def path_p90(facts: Facts) -> float | None:
     """time on the way outside an engine that reports its own: client, network, Ray Serve"""
-    return quantile(_path(it.rows), 0.9)
+    return quantile(_path(facts.rows), 0.9)
 
 
-def _path_gate_ms(it: Facts) -> float:
+def _path_gate_ms(facts: Facts) -> float:
     """What is before the engine displaces the arrival, on a clock of speed D by D times as much."""
-    return max(PATH_SHARE * it.slo.first_token_ms / metrics.whole_time_scale(it.rows), PATH_MS)
+    return max(PATH_SHARE * facts.slo.first_token_ms / metrics.whole_time_scale(facts.rows), PATH_MS)
 
 
-def path_over(it: Facts) -> float | None:
+def path_over(facts: Facts) -> float | None:
     """share of the answers that this way alone made later than the bound on TTFT"""
     # A process that stands still for seconds of a long window moves no p90, but adds such answers.
-    path = _path(it.rows)
-    return float(np.mean(path > it.slo.first_token_ms)) if len(path) else None
+    path = _path(facts.rows)
+    return float(np.mean(path > facts.slo.first_token_ms)) if len(path) else None
 
 
 def _path(rows: pa.Table) -> Floats:
@@ -199,122 +201,122 @@ def _path(rows: pa.Table) -> Floats:
     return known
 
 
-def unexpected_replicas(it: Facts) -> float | None:
+def unexpected_replicas(facts: Facts) -> float | None:
     """replicas that answered and were not deployed for this run"""
-    seen = set(pc.unique(it.rows.column("replica_id").cast(pa.string()).drop_null()).to_pylist())
-    expected = it.evidence.expected_replicas
-    return None if expected is None or not seen else float(len(seen.difference(expected)))
+    answering = set(pc.unique(facts.rows.column("replica_id").cast(pa.string()).drop_null()).to_pylist())
+    expected = facts.evidence.expected_replicas
+    return None if expected is None or not answering else float(len(answering.difference(expected)))
 
 
-def burst_delivery(it: Facts) -> float | None:
+def burst_delivery(facts: Facts) -> float | None:
     """share of the answers whose tokens came merged, so that their pace cannot be known"""
-    reads, tokens = metrics.numbers(it.rows, "reads"), metrics.numbers(it.rows, "output_tokens")
-    known = metrics.status_in(it.rows, records.OK) & (tokens >= metrics.BURST_TOKENS) & ~np.isnan(reads)
-    return float(np.mean(metrics.burst(it.rows)[known])) if known.any() else None
+    reads, tokens = metrics.numbers(facts.rows, "reads"), metrics.numbers(facts.rows, "output_tokens")
+    known = metrics.status_in(facts.rows, records.OK) & (tokens >= metrics.BURST_TOKENS) & ~np.isnan(reads)
+    return float(np.mean(metrics.burst(facts.rows)[known])) if known.any() else None
 
 
-def hidden_tokens(it: Facts) -> float | None:
+def hidden_tokens(facts: Facts) -> float | None:
     """share of the answers whose text does not account for the tokens that the server counts"""
-    whole = metrics.status_in(it.rows, records.OK)
-    return float(np.mean(metrics.hidden(it.rows)[whole])) if whole.any() else None
+    whole = metrics.status_in(facts.rows, records.OK)
+    return float(np.mean(metrics.hidden(facts.rows)[whole])) if whole.any() else None
 
 
-def prompt_tokens_error(it: Facts) -> float | None:
+def prompt_tokens_error(facts: Facts) -> float | None:
     """how far the server's count of prompt tokens is from the plan"""
-    counted = metrics.numbers(it.rows, "prompt_tokens")
-    planned = metrics.numbers(it.rows, "requested_input_tokens")
+    counted = metrics.numbers(facts.rows, "prompt_tokens")
+    planned = metrics.numbers(facts.rows, "requested_input_tokens")
     known = ~np.isnan(counted) & (planned > 0)
     return abs(float(counted[known].sum() / planned[known].sum()) - 1) if known.any() else None
 
 
-def prefix_hit_error(it: Facts) -> float | None:
+def prefix_hit_error(facts: Facts) -> float | None:
     """how far the prefix cache's share of the prompts is from the intended one"""
     # Shared tokens in an incomplete last block may be computed anew. With sessions the hits depend on the
     # routing, which is measured: then the figure is unknown. Those of a trace may be fewer, as caches forget
     # and replicas are several, but not more.
-    rows = it.rows
+    rows = facts.rows
     if routing_spread.with_sessions(rows):
         return None
     if metrics.reused(rows):
         rows = rows.filter(metrics.numbers(rows, "prompt_tokens") > 0)  # others have hits that nobody told
     hit = metrics.prefix_hit(rows)
-    most, least = metrics.prefix_shared(rows), metrics.prefix_shared(rows, it.evidence.block_tokens - 1)
+    most, least = metrics.prefix_shared(rows), metrics.prefix_shared(rows, facts.evidence.block_tokens - 1)
     fewer = 0.0 if metrics.reused(rows) else least - (hit or 0.0)
     return None if hit is None else max(hit - most, fewer, 0.0)
 
 
-def achieved(it: Facts) -> float | None:
+def achieved(facts: Facts) -> float | None:
     """share of the offered requests that were answered whole"""
     # By the due time; those still in flight (the backlog) count on neither side.
-    offered = it.rows.num_rows - int(metrics.status_in(it.rows, records.PENDING).sum())
-    return int(metrics.status_in(it.rows, records.OK).sum()) / offered if offered else None
+    offered = facts.rows.num_rows - int(metrics.status_in(facts.rows, records.PENDING).sum())
+    return int(metrics.status_in(facts.rows, records.OK).sum()) / offered if offered else None
 
 
-def queue_told(it: Facts) -> float | None:
+def queue_told(facts: Facts) -> float | None:
     """share of the answers that tell their time in the server's queue, where a bound is on it"""
-    return queue_share(it.rows)
+    return queue_share(facts.rows)
 
 
 def queue_share(rows: pa.Table) -> float | None:
     """Share of the answers that tell their time in the server's queue."""
-    told = ~np.isnan(metrics.queue(rows)[metrics.status_in(rows, records.OK)])
-    return float(np.mean(told)) if len(told) else None
+    reported = ~np.isnan(metrics.queue(rows)[metrics.status_in(rows, records.OK)])
+    return float(np.mean(reported)) if len(reported) else None
 
 
-def folded_names(it: Facts) -> float:
+def folded_names(facts: Facts) -> float:
     """answers whose replica or finish reason stands as (other): it came after 4096 different names"""
     columns = "replica_id", "finish_reason"
-    replica, finish = (metrics.word_in(it.rows, column, parquet.OTHER_WORD) for column in columns)
+    replica, finish = (metrics.word_in(facts.rows, column, parquet.OTHER_WORD) for column in columns)
     return float((replica | finish).sum())
 
 
 # Of how requests come and leave.
 
 
-def little(it: Facts) -> float | None:
+def little(facts: Facts) -> float | None:
     """Little's law: requests in flight as counted twice, apart from each other; the two must agree"""
     # |rate x time in system / L - 1| with L counted apart from the rows (the method, 5.1 L1). Rate x time in
     # system is the time all requests spent in the window, per second of it; this is exact at the edges, where
     # arrivals times their mean sojourn is not.
-    counted, window = it.evidence.in_flight_mean, it.window
+    counted, window = facts.evidence.in_flight_mean, facts.window
     if counted is None or counted <= 0:
         return None
-    due, end = sojourns(it.requests)
+    due, end = sojourns(facts.requests)
     inside = np.minimum(end, window.window_end_ns) - np.maximum(due, window.window_start_ns)
     mean = float(np.maximum(inside, 0).sum()) / (window.window_end_ns - window.window_start_ns)
     return abs(mean / counted - 1)
 
 
-def backlog_slope_t(it: Facts) -> float | None:
+def backlog_slope_t(facts: Facts) -> float | None:
     """did a queue grow over the window? t statistic of the steeper rise"""
-    t = growth_t(it.requests, it.window)
+    t = growth_t(facts.requests, facts.window)
     return None if t is None else max(t, 0.0)
 
 
-def concurrency_error(it: Facts) -> float | None:
+def concurrency_error(facts: Facts) -> float | None:
     """closed loop: how far the mean number in flight was from the requested one"""
     # |X R / C - 1| (the method, 5.1 L1), large with too few requests. X are the requests begun per second of
     # the window, R is their mean time in the system.
-    due, end = sojourns(in_window(it.requests, it.window))
+    due, end = sojourns(in_window(facts.requests, facts.window))
     if not len(due) or np.isinf(end).any():
         return None
-    in_flight = float(np.sum(end - due)) / NS / it.window.seconds
-    return abs(in_flight / it.window.concurrency - 1)
+    in_flight = float(np.sum(end - due)) / NS / facts.window.seconds
+    return abs(in_flight / facts.window.concurrency - 1)
 
 
-def requests_per_concurrency(it: Facts) -> float:
+def requests_per_concurrency(facts: Facts) -> float:
     """closed loop: requests for each one in flight; with few the start-up shows"""
-    begun = int(np.sum(metrics.numbers(it.requests, "window_index") == it.window.index))
-    return begun / it.window.concurrency
+    begun = int(np.sum(metrics.numbers(facts.requests, "window_index") == facts.window.index))
+    return begun / facts.window.concurrency
 
 
-def steady_window(it: Facts) -> float:
+def steady_window(facts: Facts) -> float:
     """closed loop: how long it was measured after its start-up"""
-    return it.window.seconds
+    return facts.window.seconds
 
 
-def _is_closed(it: Facts) -> bool:
-    return it.is_closed_loop
+def _is_closed(facts: Facts) -> bool:
+    return facts.is_closed_loop
 
 
 RULES = (
@@ -322,11 +324,11 @@ RULES = (
     Rule(lost_nodes, 0.0, "node_lost", is_left_out_at_zero=True),
     Rule(lost_actors, 0.0, "actor_lost"),
     Rule(malformed, FORM_SHARE, "malformed_answers", is_left_out_at_zero=True),
-    Rule(send_lag_p99, lambda it: lag_gate_ms(it.rows, it.slo), "client_limited", "ms"),
+    Rule(send_lag_p99, lambda facts: lag_gate_ms(facts.rows, facts.slo), "client_limited", "ms"),
     Rule(sent, 0.995, "client_limited", is_least=True),
     Rule(actor_cpu, CPU_SHARE, "client_limited"),
     Rule(run_share, RUN_SHARE, is_least=True),
-    Rule(loop_stall, lambda it: STALL_SHARE * it.slo.first_token_ms, unit="ms"),
+    Rule(loop_stall, lambda facts: STALL_SHARE * facts.slo.first_token_ms, unit="ms"),
     Rule(engine_late_steps, 0.01, "engine_late"),  # beyond it the p99 of the steps' lateness is too high
     Rule(path_p90, _path_gate_ms, "path_slow", "ms"),
     Rule(path_over, 0.01, "path_slow"),
@@ -341,11 +343,11 @@ RULES = (
         LEAST_QUEUE_TOLD,
         "queue_untold",
         is_least=True,
-        applies=lambda it: it.slo.strictest_ms("queue") is not None,
+        applies=lambda facts: facts.slo.strictest_ms("queue") is not None,
     ),
     Rule(little, LITTLE_ERROR),
     # A window with a growing queue is measured rightly; the verdict says that it is too short.
-    Rule(backlog_slope_t, UNSTABLE_T, applies=lambda it: not it.is_closed_loop),
+    Rule(backlog_slope_t, UNSTABLE_T, applies=lambda facts: not facts.is_closed_loop),
     Rule(folded_names, 0.0, unit="requests", is_left_out_at_zero=True),
     Rule(concurrency_error, LITTLE_ERROR, applies=_is_closed),
     Rule(requests_per_concurrency, 10.0, is_least=True, applies=_is_closed),  # the method, 5.1 L2
@@ -376,10 +378,13 @@ def judge_window(
 
 def judge_run(windows: Sequence[Verdict], min_windows: int) -> Verdict:
     """Valid if at least max(2, `min_windows`) windows are; else void for the first void window's reason."""
-    void = next((one for one in windows if not one.valid), Verdict(False, "too_few_windows", ()))
-    valid, least = float(sum(one.valid for one in windows)), float(max(LEAST_VALID_WINDOWS, min_windows))
+    void = next((window for window in windows if not window.valid), Verdict(False, "too_few_windows", ()))
+    valid, least = (
+        float(sum(window.valid for window in windows)),
+        float(max(LEAST_VALID_WINDOWS, min_windows)),
+    )
     check = Check("valid_windows", valid >= least, valid, least, "", void.reason, least=True)
-    scale = max((one.time_scale for one in windows), default=1.0)
+    scale = max((window.time_scale for window in windows), default=1.0)
     if check.passed:
         return Verdict(True, "", (check,), scale)
     return Verdict(False, void.reason, (check,), scale, void.failure)

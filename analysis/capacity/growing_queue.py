@@ -36,10 +36,10 @@ def upper_side(
     interval's upper end if that is lower; nothing is certified.
     """
     claimed_qps = capacity.low if capacity.open_above else capacity.certified
-    support = [one for one in windows if _supports(one, claimed_qps)]
+    support = [window for window in windows if _supports(window, claimed_qps)]
     if capacity.open_below or not support or not _grew(support, requests):
         return capacity
-    high = min(capacity.high, max(one.rate_qps / one.nodes for one in support))
+    high = min(capacity.high, max(window.rate_qps / window.nodes for window in support))
     return replace(
         capacity,
         qps_per_node=min(capacity.qps_per_node, high),
@@ -58,9 +58,11 @@ def _grew(windows: Sequence[WindowCounts], requests: Callable[[int], pa.Table]) 
     Either alone is often chance: near the capacity a queue comes and goes, and a window may end in a burst.
     """
     tables = [(requests(window.index), window) for window in windows]
-    flows = [came_and_ended(rows, one.window_start_ns, one.window_end_ns) for rows, one in tables]
+    flows = [
+        came_and_ended(rows, measured.window_start_ns, measured.window_end_ns) for rows, measured in tables
+    ]
     came, ended = (sum(counts) for counts in zip(*flows, strict=True))
-    slopes = [growth_t(rows, one) or 0.0 for rows, one in tables]
+    slopes = [growth_t(rows, measured) or 0.0 for rows, measured in tables]
     return fewer_ended(came, ended, SURE_SDS) and sum(slopes) / math.sqrt(len(slopes)) > UNSTABLE_T
 
 

@@ -143,15 +143,15 @@ class _Blocks:
         if not len(self.step):
             return np.zeros((len(LOAD_GRID), len(SLOPES)))
         least, most = int(self.step.min()), int(self.step.max())
-        counts = [np.bincount(self.step - least, it) for it in (self.over, self.determined - self.over)]
+        counts = [np.bincount(self.step - least, sizes) for sizes in (self.over, self.determined - self.over)]
         above, within = (
             table[:, SPAN + least - REACH : SPAN + most + REACH + 1] for table in _log_shares(self.allowed)
         )
-        found = [
+        log_evidence = [
             np.correlate(over, counts[0], "valid") + np.correlate(rest, counts[1], "valid")
             for over, rest in zip(above, within, strict=True)
         ]
-        return np.asarray(np.stack(found, axis=1)[::-1])
+        return np.asarray(np.stack(log_evidence, axis=1)[::-1])
 
     def share(self, place: int, column: int) -> Floats:
         """The share over the limit of each block that a cell expects."""
@@ -277,8 +277,8 @@ def _belief_in_columns(kernels: int, limit: Limit) -> Floats:
     """ln of the prior mass of each floor and slope with each of so many kernels."""
     centre, sd = _slope_prior(limit)
     sds, steps = np.where(COLUMN_FLOORS, FLOOR_SLOPE_SD, sd), np.where(COLUMN_FLOORS, 2, 1)
-    one = FLOOR_BELIEF[COLUMN_FLOORS] - ((COLUMN_SLOPES - centre) / sds) ** 2 / 2 + np.log(steps / sds)
-    return np.concatenate([one - LONGER * (kernel > 0) for kernel in range(kernels)])
+    belief = FLOOR_BELIEF[COLUMN_FLOORS] - ((COLUMN_SLOPES - centre) / sds) ** 2 / 2 + np.log(steps / sds)
+    return np.concatenate([belief - LONGER * (kernel > 0) for kernel in range(kernels)])
 
 
 def _slope_prior(limit: Limit) -> tuple[float, float]:
@@ -308,7 +308,9 @@ def _floor_evidence(windows: Sequence[WindowCounts], limit: Limit) -> Floats:
     """
     if not windows:
         return np.zeros(len(SLOPES))
-    over, determined = np.array([(it.over, it.determined) for it in (w.over(limit) for w in windows)]).T
+    over, determined = np.array(
+        [(count.over, count.determined) for count in (w.over(limit) for w in windows)]
+    ).T
     floor = np.maximum(_floors(allowed_over(limit)), LEAST_SHARE)
     lower = np.minimum((over / determined)[:, None], floor)
     loss = lower * np.log(np.maximum(lower, LEAST_SHARE) / floor) + (1 - lower) * np.log(
@@ -367,7 +369,10 @@ def _blocks(
     over = np.array([n for counted in counts for n in counted.block_over], dtype=np.float64)
     determined = np.array([n for counted in counts for n in counted.block_determined], dtype=np.float64)
     loads = [(load, ~np.isnan(load)) for load in log_loads(windows, kernels)]
-    return [_Blocks(_steps(load[it] - centre), over[it], determined[it], allowed) for load, it in loads]
+    return [
+        _Blocks(_steps(load[column] - centre), over[column], determined[column], allowed)
+        for load, column in loads
+    ]
 
 
 def logit(share: float) -> float:

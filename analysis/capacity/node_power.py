@@ -66,10 +66,10 @@ class NodeSamples:
 
     def gpus_mean(self, start_ns: float, end_ns: float) -> MeanPower:
         """Mean watts of all GPUs together; covered is what every one of them covers."""
-        found = [mean_power(self.clock_ns, each, start_ns, end_ns) for each in self.gpu_watts.T]
-        coverage = min((one.coverage for one in found), default=0.0)
-        known = [one.watts for one in found if one.watts is not None]
-        return MeanPower(sum(known) if known and len(known) == len(found) else None, coverage)
+        means = [mean_power(self.clock_ns, each, start_ns, end_ns) for each in self.gpu_watts.T]
+        coverage = min((mean.coverage for mean in means), default=0.0)
+        known = [mean.watts for mean in means if mean.watts is not None]
+        return MeanPower(sum(known) if known and len(known) == len(means) else None, coverage)
 
     def meter_mean(self, start_ns: float, end_ns: float) -> MeanPower:
         """Mean watts of the whole machine."""
@@ -82,7 +82,7 @@ class NodeSamples:
         """
         rest = self.idle > 0
         gpus = [_median(each[rest]) for each in self.gpu_watts.T]
-        known = [one for one in gpus if one is not None]
+        known = [gpu for gpu in gpus if gpu is not None]
         return sum(known) if known and len(known) == len(gpus) else None, _median(self.meter_watts[rest])
 
 

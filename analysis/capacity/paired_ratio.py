@@ -194,29 +194,29 @@ def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
     None if not one request was over a bound or near it: the pairs then say nothing.
     """
     # A side far beyond its capacity does not show which limit binds there.
-    steady = [one for one in pairs if not any(map(_is_over, one.limits.values()))] or pairs
+    steady = [cell for cell in pairs if not any(map(_is_over, cell.limits.values()))] or pairs
     limits = deciding(list(pairs[0].limits)) if pairs else []
     parts = [_over(steady, limits, side) for side in (0, 1)]
     total = sum(map(sum, parts))
-    found: dict[Limit, LimitRatio] = {}
+    ratios: dict[Limit, LimitRatio] = {}
     for limit, *over in zip(limits, *parts, strict=True):
         if sum(over) and (figures := _limit(pairs, limit, start)):
-            found[limit] = LimitRatio(figures[0], sum(over) / total, figures[1])
-    known = list(found.values())
+            ratios[limit] = LimitRatio(figures[0], sum(over) / total, figures[1])
+    known = list(ratios.values())
     if not known:
         return None
-    closed = [one for one in known if not one.open]
+    closed = [cell for cell in known if not cell.open]
     value, low, high = (math.exp(figure) for figure in _mixed(closed or known))
-    side: Open = "" if closed else max(known, key=lambda one: one.weight).open
-    broken = min([_broken_at(pairs, limit) for limit in limits if limit not in found], default=math.inf)
+    side: Open = "" if closed else max(known, key=lambda cell: cell.weight).open
+    broken = min([_broken_at(pairs, limit) for limit in limits if limit not in ratios], default=math.inf)
     if high > broken:  # the other limits cannot tell how far below B breaks this one
         value, low, high, side = min(value, broken), min(low, broken), broken, "below"
-    main = max(found, key=lambda limit: found[limit].weight)
+    main = max(ratios, key=lambda limit: ratios[limit].weight)
     unlike = all(map(sum, parts)) and _distance(*parts) > UNLIKE
     return Ratio(
         estimate=Estimate(value, low, high),
         open=side,
-        limits=found,
+        limits=ratios,
         pairs=len(pairs),
         correlation=_correlation(pairs, main),
         unlike=unlike,
@@ -225,8 +225,8 @@ def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
 
 def _broken_at(pairs: Sequence[Pair], limit: Limit) -> float:
     """The lowest ratio at which B was overloaded under a bound on gaps; infinite if it never was."""
-    shares = [(one.log_ratio, one.limits[limit]) for one in pairs]
-    return min((math.exp(at) for at, it in shares if it.of_gaps and _is_over(it)), default=math.inf)
+    shares = [(pair.log_ratio, pair.limits[limit]) for pair in pairs]
+    return min((math.exp(at) for at, share in shares if share.of_gaps and _is_over(share)), default=math.inf)
 
 
 def _distance(a: Sequence[float], b: Sequence[float]) -> float:
@@ -251,27 +251,30 @@ def _is_over(shares: Shares) -> bool:
 def _over(pairs: Sequence[Pair], limits: Sequence[Limit], side: int) -> list[float]:
     """Requests of one side over each limit, or around it, as many as if a tenth might be over each."""
     alike = [allowed_over(LIMITS[0]) / allowed_over(limit) for limit in limits]
-    near = [sum(one.limits[limit].near[side] for one in pairs) for limit in limits]
+    near = [sum(pair.limits[limit].near[side] for pair in pairs) for limit in limits]
     return [scale * count for scale, count in zip(alike, near, strict=True)]
 
 
 def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[Estimate, Open] | None:
     """Median and 95 % interval of the ratio for one limit, and its open end; None if no pair tells."""
-    seen = [(one.log_ratio, one.limits[limit]) for one in pairs]
-    seen = [(at, shares) for at, shares in seen if shares.determined >= LEAST_REQUESTS]
+    samples = [(pair.log_ratio, pair.limits[limit]) for pair in pairs]
+    samples = [(at, shares) for at, shares in samples if shares.determined >= LEAST_REQUESTS]
     # Gaps can be over a bound in a tenth of the requests or in all: beyond an overload no slope leads.
-    seen = [(at, shares) for at, shares in seen if not (shares.of_gaps and _is_over(shares))]
-    informative = [(at, shares) for at, shares in seen if 0 < sum(shares.near) < 2 * shares.determined]
+    samples = [(at, shares) for at, shares in samples if not (shares.of_gaps and _is_over(shares))]
+    informative = [(at, shares) for at, shares in samples if 0 < sum(shares.near) < 2 * shares.determined]
     if not informative:
         return None
     # The share around a bound at which the bound itself is just kept.
     kept = allowed_over(limit)
-    near, over = sum(sum(it.near) for _, it in informative), sum(sum(it.over) for _, it in seen)
+    near, over = (
+        sum(sum(share.near) for _, share in informative),
+        sum(sum(share.over) for _, share in samples),
+    )
     allowed = max(kept, min(kept * near / max(1, over), MOST_AROUND))
-    belief = GAPS if any(shares.of_gaps for _, shares in seen) else WHOLE
+    belief = GAPS if any(shares.of_gaps for _, shares in samples) else WHOLE
     belief = POOLED if metric_of(limit) == "itl_pooled" else belief
-    tried, determined, *sides = np.array([(at, it.determined, *it.near) for at, it in informative]).T
-    stretches = [np.array(it.stretches).T for _, it in informative]
+    tried, determined, *sides = np.array([(at, share.determined, *share.near) for at, share in informative]).T
+    stretches = [np.array(share.stretches).T for _, share in informative]
     fit = _Fit(tried, determined, np.array(sides) / determined, stretches, allowed, belief)
     wide = start + np.arange(-_FAR, _FAR + _COARSE / 2, _COARSE)
     noise = fit.noise(wide)
@@ -333,10 +336,10 @@ class _Fit:
             (apart - size * at) / by
             for (apart, size), at, by in zip(self.stretches, shift, scale, strict=True)
         ]
-        seen = long_run(np.concatenate(error), len(self.tried) * float(self.determined.mean()) ** 2)
-        shown = max(seen.variance, seen.alone) * (1 + UNSEEN / seen.freedom)
-        known = (freedom * variance + seen.freedom * shown) / (freedom + seen.freedom)
-        return Dispersion(known, seen.freedom)
+        observed = long_run(np.concatenate(error), len(self.tried) * float(self.determined.mean()) ** 2)
+        shown = max(observed.variance, observed.alone) * (1 + UNSEEN / observed.freedom)
+        known = (freedom * variance + observed.freedom * shown) / (freedom + observed.freedom)
+        return Dispersion(known, observed.freedom)
 
     def _expected(self, deltas: Floats) -> tuple[Floats, Floats]:
         """Expected difference of each pair over its unit, and by how much its variance grows with that.
@@ -349,7 +352,7 @@ class _Fit:
         mean = self.shares.mean(axis=0)
         above = np.log(mean / (1 - mean)) - math.log(self.allowed / (1 - self.allowed))
         tried, above, room, unit = (
-            it[:, None, None, None] for it in (self.tried, above, 4 * mean * (1 - mean), self.unit)
+            array[:, None, None, None] for array in (self.tried, above, 4 * mean * (1 - mean), self.unit)
         )
         steep = np.tanh((slope * (tried - deltas) + tilt * above) / 2)
         expected = steep * room / (1 + np.sqrt(1 - steep**2 * room)) / unit
@@ -360,8 +363,10 @@ class _Fit:
         difference = (self.shares[1] - self.shares[0]) / self.unit
         squares = np.tensordot(weight, (difference[:, None, None, None] - expected) ** 2 / spread, 1)
         deviance = (squares - squares.min()) / noise.inflation
-        found = -(noise.freedom + 1) / 2 * np.log1p(deviance / noise.freedom) - np.log(spread).sum(axis=0) / 2
-        return np.asarray(found - (_STEPS**2)[:, None, None] / 2 - (_STEPS**2)[:, None] / 2)
+        evidence = (
+            -(noise.freedom + 1) / 2 * np.log1p(deviance / noise.freedom) - np.log(spread).sum(axis=0) / 2
+        )
+        return np.asarray(evidence - (_STEPS**2)[:, None, None] / 2 - (_STEPS**2)[:, None] / 2)
 
 
 def _flat(log_evidence: Floats) -> Floats:
@@ -379,9 +384,11 @@ def _cdf(log_evidence: Floats, deltas: Floats, start: float) -> Floats:
 
 def _mixed(known: Sequence[LimitRatio]) -> tuple[float, float, float]:
     """ln of the ratio of the capacities and its interval: the limits by weight, and how far they disagree."""
-    weights = np.array([one.weight for one in known])
+    weights = np.array([ratio.weight for ratio in known])
     weights = weights / weights.sum()
-    figures = np.log(np.array([(one.estimate.value, *one.estimate.ends) for one in known], dtype=np.float64))
+    figures = np.log(
+        np.array([(ratio.estimate.value, *ratio.estimate.ends) for ratio in known], dtype=np.float64)
+    )
     value, low, high = weights @ figures
     between = NORMAL_975 * math.sqrt(float(weights @ (figures[:, 0] - value) ** 2))
     return (
@@ -392,8 +399,8 @@ def _mixed(known: Sequence[LimitRatio]) -> tuple[float, float, float]:
 
 
 def _correlation(pairs: Sequence[Pair], limit: Limit) -> float | None:
-    shares = [one.limits[limit] for one in pairs]
-    sides = np.array([one.near for one in shares if one.determined]).T
+    shares = [pair.limits[limit] for pair in pairs]
+    sides = np.array([share.near for share in shares if share.determined]).T
     if sides.size < 6 or not np.all(sides.std(axis=1) > 0):
         return None
     return float(np.corrcoef(sides)[0, 1])

@@ -105,13 +105,13 @@ def posterior(
     for _ in range(RECENTRINGS):
         fits = {limit: fit(used, limit, prior, (dispersions or {}).get(limit)) for limit in limits}
         grid = _grid(fits)
-        cdfs = {limit: found.cdf(grid) for limit, found in fits.items()}
+        cdfs = {limit: fitted.cdf(grid) for limit, fitted in fits.items()}
         cdf = _smallest(fits, cdfs)
         centre = _at(0.5, cdf, grid) + RECENTRE_BEYOND * max((f.beyond for f in fits.values()), key=abs)
         if abs(centre - prior.centre) < RECENTRE_BEYOND:
             break
         prior = Prior(centre, RECENTRED_SD)
-    applied = [found for found in fits.values() if found.applies]
+    applied = [fitted for fitted in fits.values() if fitted.applies]
     bottom, top = np.interp([grid[0] + 2 * EDGE, grid[-1] - 2 * EDGE], grid, cdf)
     smallest = _smallest_of_all(fits, cdfs)
     binding = max(smallest, key=smallest.__getitem__)
@@ -133,8 +133,8 @@ def posterior(
         binding_probability=smallest[binding],
         limits={limit: _limit_fit(fits[limit], cdfs[limit], grid) for limit in limits},
         windows=tuple(window.index for window in used),
-        open_above=bool(1 - top > EDGE_MASS) or not any(found.rising for found in applied),
-        open_below=bool(bottom > EDGE_MASS) or not applied or any(not found.kept for found in applied),
+        open_above=bool(1 - top > EDGE_MASS) or not any(fitted.rising for fitted in applied),
+        open_below=bool(bottom > EDGE_MASS) or not applied or any(not fitted.kept for fitted in applied),
     )
 
 
@@ -153,7 +153,7 @@ def level_sd(windows: Sequence[WindowCounts], dispersion: float) -> float:
 def _grid(fits: Fits) -> Floats:
     """Values of ln(QPS per node) that hold the posteriors of all limits, shifts included."""
     loads = next(iter(fits.values())).loads
-    lowest = min(float(found.shift[np.isfinite(found.shift)].min()) for found in fits.values())
+    lowest = min(float(fit.shift[np.isfinite(fit.shift)].min()) for fit in fits.values())
     return np.linspace(loads[0] + lowest - EDGE, loads[-1] + EDGE, 601)
 
 
@@ -164,36 +164,36 @@ def _smallest(fits: Fits, cdfs: Cdfs) -> Floats:
     return np.asarray(1 - (1 - DEPENDENCE) * apart - DEPENDENCE * as_one)
 
 
-def _limit_fit(found: LimitPosterior, cdf: Floats, grid: Floats) -> LimitFit:
+def _limit_fit(posterior: LimitPosterior, cdf: Floats, grid: Floats) -> LimitFit:
     return LimitFit(
         qps_per_node=math.exp(_at(0.5, cdf, grid)),
         low=math.exp(_at(TAIL, cdf, grid)),
         high=math.exp(_at(1 - TAIL, cdf, grid)),
-        slope=found.slope,
-        phi=found.dispersion.inflation,
-        over=found.over,
-        determined=found.determined,
-        informative=0 < found.over < found.determined,
-        slope_unusual=found.slope_unusual,
-        floor=found.floor,
+        slope=posterior.slope,
+        phi=posterior.dispersion.inflation,
+        over=posterior.over,
+        determined=posterior.determined,
+        informative=0 < posterior.over < posterior.determined,
+        slope_unusual=posterior.slope_unusual,
+        floor=posterior.floor,
     )
 
 
 def _applied(fits: Fits) -> Sequence[Limit]:
     """The limits that may be the smallest; one that a joint bound implies is none of them."""
-    applied = [limit for limit, found in fits.items() if found.applies] or list(fits)
+    applied = [limit for limit, fit in fits.items() if fit.applies] or list(fits)
     return deciding(applied)
 
 
 def _smallest_of_all(fits: Fits, cdfs: Cdfs) -> dict[Limit, float]:
     """P(the limit rate is the smallest) of each limit that applied, as if they were independent."""
     *first, last = _applied(fits)
-    found = {}
+    smallest = {}
     for limit in first:
         survive = np.prod([1 - cdfs[other] for other in (*first, last) if other != limit], axis=0)
         lowest = cdfs[limit][0] * survive[0]
-        found[limit] = float(lowest + np.sum(np.diff(cdfs[limit]) * (survive[1:] + survive[:-1]) / 2))
-    return {**found, last: 1 - sum(found.values())}
+        smallest[limit] = float(lowest + np.sum(np.diff(cdfs[limit]) * (survive[1:] + survive[:-1]) / 2))
+    return {**smallest, last: 1 - sum(smallest.values())}
 
 
 def _at(q: float, cdf: Floats, grid: Floats) -> float:

@@ -82,8 +82,8 @@ def claimed(
     effects = node_effects(used, prior)
     capacity = including(posterior(used, prior), effects)
     if change := service_change(windows, requests):
-        before = [one for one in used if one.window_start_ns < change.at_ns]
-        after = [one for one in used if one.window_start_ns >= change.at_ns]
+        before = [window for window in used if window.window_start_ns < change.at_ns]
+        after = [window for window in used if window.window_start_ns >= change.at_ns]
         every = [capacity, *(posterior(part, prior) for part in (before, after) if part)]
         capacity = replace(
             capacity,

@@ -282,9 +282,9 @@ def over_bound(requests: pa.Table, slo: Slo, bound: Bound, now_ns: int) -> Float
     """
     if metric_of(bound.limit) != JOINT:
         return latency_so_far(requests, bound, now_ns) / bound.ms
-    own = [one for one in slo.bounds if metric_of(one.limit) in PER_REQUEST]
+    own = [limit_bound for limit_bound in slo.bounds if metric_of(limit_bound.limit) in PER_REQUEST]
     none = np.full(requests.num_rows, np.nan)
-    worst = np.fmax.reduce([none, *(over_bound(requests, slo, one, now_ns) for one in own)])
+    worst = np.fmax.reduce([none, *(over_bound(requests, slo, limit_bound, now_ns) for limit_bound in own)])
     pending = metrics.status_in(requests, records.PENDING)
     return np.where(pending & ~(worst > 1), np.nan, np.nan_to_num(worst, posinf=np.inf))
 
@@ -332,4 +332,4 @@ def _load(
     covered_ns = np.minimum(edges[1:], until_ns) - np.maximum(edges[:-1], from_ns)
     load = work / np.maximum(covered_ns, 1) * NS / window.nodes
     known = covered_ns >= LEAST_COVER_NS
-    return tuple(float(rate) if it else None for rate, it in zip(load, known, strict=True))
+    return tuple(float(rate) if covered else None for rate, covered in zip(load, known, strict=True))

@@ -116,7 +116,9 @@ def over_share(line: Mapping[str, Any], limit: Limit) -> float | None:
     if limit in LIMITS:
         over, determined = line[f"{limit}_over"], line[f"{limit}_determined"]
     else:
-        counted: Mapping[str, Any] = next((one for one in line["bounds"] or () if one["bound"] == limit), {})
+        counted: Mapping[str, Any] = next(
+            (bound for bound in line["bounds"] or () if bound["bound"] == limit), {}
+        )
         over, determined = counted.get("over"), counted.get("determined")
     return over / determined if determined else None
 
@@ -203,10 +205,10 @@ def with_dispersion(rows: list[dict[str, Any]], capacity: Capacity | None) -> li
     """The lines with the dispersion that the posterior assumed for each window it used."""
     if capacity is None:
         return rows
-    phi = {limit: found.phi for limit, found in capacity.limits.items()}
+    phi = {limit: fit.phi for limit, fit in capacity.limits.items()}
     own = {f"{limit}_phi": phi[limit] for limit in LIMITS if limit in phi}
     return [
-        line | own | {"bounds": [one | {"phi": phi[one["bound"]]} for one in line["bounds"]]}
+        line | own | {"bounds": [bound | {"phi": phi[bound["bound"]]} for bound in line["bounds"]]}
         if line["index"] in capacity.windows
         else line
         for line in rows
@@ -237,11 +239,11 @@ def read(path: Path) -> pa.Table:
 
 def basis_of(table: pa.Table) -> CountingBasis | None:
     """Basis of the table's posterior; None if it records none, or not all of it."""
-    said = (table.schema.metadata or {}).get(b"basis")
-    if said is None:
+    written = (table.schema.metadata or {}).get(b"basis")
+    if written is None:
         return None
     try:
-        known = json.loads(said)
+        known = json.loads(written)
         prior = known.pop("prior")
         arrivals = Arrivals(**known.pop("arrivals"))
         return CountingBasis(**known, arrivals=arrivals, prior=Prior(**prior) if prior else None)

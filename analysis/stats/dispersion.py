@@ -105,10 +105,10 @@ def overdispersion(
     if noise <= 0:
         return None
     error = np.add.reduceat(over - determined * expected, np.arange(0, len(over), max(1, round(longer))))
-    seen = long_run(error, noise)
-    raw = max(seen.variance, 1.0)
-    grown = raw * max(1.0, raw / max(1.0, seen.alone)) ** GROWTH
-    freedom, start = seen.freedom, Dispersion.unknown(determined, longer, rarity)
+    estimate = long_run(error, noise)
+    raw = max(estimate.variance, 1.0)
+    grown = raw * max(1.0, raw / max(1.0, estimate.alone)) ** GROWTH
+    freedom, start = estimate.freedom, Dispersion.unknown(determined, longer, rarity)
     if rarity > 1:
         freedom = min(freedom, float(over.sum()) / max(grown, start.inflation))
     inflation = (freedom * grown + start.freedom * start.inflation) / (freedom + start.freedom)
@@ -146,10 +146,10 @@ def quantile_interval(values: Floats, q: float, seconds: float) -> QuantileInter
     # Equal values have none over the quantile, which is no less known for that.
     share = np.clip(over.mean(), 1 / count, 1 - 1 / count)
     counts = np.add.reduceat(over.astype(np.float64), begins)
-    seen = overdispersion(counts, sizes, np.full(len(sizes), share), rarity=rarity(1 - q))
-    assert seen is not None
-    variance = q * (1 - q) * seen.inflation * (1 + UNSEEN / seen.freedom) / count
-    wide, room = student_t(0.975, int(seen.freedom)) * math.sqrt(variance), min(q, 1 - q)
+    scatter = overdispersion(counts, sizes, np.full(len(sizes), share), rarity=rarity(1 - q))
+    assert scatter is not None
+    variance = q * (1 - q) * scatter.inflation * (1 + UNSEEN / scatter.freedom) / count
+    wide, room = student_t(0.975, int(scatter.freedom)) * math.sqrt(variance), min(q, 1 - q)
     if wide >= room:
         return QuantileInterval(None, needs_s=seconds * (wide / room) ** 2)
     low, high = quantile(known, q - wide), quantile(known, q + wide)

@@ -82,13 +82,13 @@ class ParameterFit:
     @property
     def sd(self) -> Floats:
         """Mean of both sides (ln)."""
-        found: Floats = (self.high - self.low) / (2 * Z95)
-        return found
+        deviation: Floats = (self.high - self.low) / (2 * Z95)
+        return deviation
 
     @property
     def covariance(self) -> Floats:
-        found: Floats = self.correlation * np.outer(self.sd, self.sd)
-        return found
+        matrix: Floats = self.correlation * np.outer(self.sd, self.sd)
+        return matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +204,13 @@ def _descend(problem: _Problem, start: Floats, reach: Floats, free: Flags) -> _E
         pull = -slope.T @ (problem.residuals(z) / reach) - z * free
         for _ in range(TRIALS):
             trial = z + np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull)
-            found = problem.loss(trial, reach)
-            if found < least:
+            loss = problem.loss(trial, reach)
+            if loss < least:
                 break
             damping *= 5
         else:
             break
-        gained, z, least, damping = least - found, trial, found, damping / 10
+        gained, z, least, damping = least - loss, trial, loss, damping / 10
         if gained < ENOUGH * least:
             break
     return _End(z, least, first - least <= ENOUGH * first)

@@ -104,7 +104,7 @@ class ServeState:
         for before, after in zip(_sorted(self), _sorted(now), strict=False):
             if (before.replica_id, before.pid, before.node) != (after.replica_id, after.pid, after.node):
                 return f"{before.deployment} {before.replica_id} is another process now"
-        others, later = (len(it.replicas) - len(it.engines) for it in (self, now))
+        others, later = (len(state.replicas) - len(state.engines) for state in (self, now))
         if others != later:
             return f"{later} other replicas instead of {others}"
         if self.fronts != now.fronts:
@@ -132,7 +132,7 @@ def in_order(now: Iterable[ServeReplica], before: Sequence[ServeReplica]) -> tup
 
 
 def _sorted(state: ServeState) -> list[ServeReplica]:
-    return sorted(state.replicas, key=lambda it: (it.deployment, it.replica_id))
+    return sorted(state.replicas, key=lambda replica: (replica.deployment, replica.replica_id))
 
 
 def state(app_name: str, engines: str = "", prefill: str = "") -> ServeState:
@@ -152,19 +152,25 @@ def details() -> dict[str, Any]:
 def read(details: dict[str, Any], app_name: str, engines: str = "", prefill: str = "") -> ServeState:
     """The state of an application in the controller's tree of details."""
     app = details["applications"].get(app_name, {"status": "ABSENT", "message": "", "deployments": {}})
-    mine = {name: it for name, it in app["deployments"].items() if name.startswith(engines)}
-    rest = {name: _running(name, it) for name, it in app["deployments"].items() if name not in mine}
+    mine = {name: deployment for name, deployment in app["deployments"].items() if name.startswith(engines)}
+    rest = {
+        name: _running(name, deployment)
+        for name, deployment in app["deployments"].items()
+        if name not in mine
+    }
     wanted = {name: app["deployments"][name]["target_num_replicas"] for name in rest}
     splits = {name: bool(prefill) and name.startswith(prefill) for name in rest}
-    configs = {name: it["deployment_config"] for name, it in app["deployments"].items()}
+    configs = {name: deployment["deployment_config"] for name, deployment in app["deployments"].items()}
     fronts = list(details["proxies"].values())
     statuses = [word(front["status"]) for front in fronts]
     unhealthy = next((status for status in statuses if status != "HEALTHY"), "HEALTHY")
     return ServeState(
         status=word(app["status"]),
         message=one_line(app["message"]),
-        counts=dict(Counter(word(each["state"]) for it in mine.values() for each in it["replicas"])),
-        engines=tuple(replica for name, it in mine.items() for replica in _running(name, it)),
+        counts=dict(
+            Counter(word(each["state"]) for deployment in mine.values() for each in deployment["replicas"])
+        ),
+        engines=tuple(replica for name, deployment in mine.items() for replica in _running(name, deployment)),
         prefill=tuple(replica for name in rest if splits[name] for replica in rest[name]),
         others=tuple(replica for name in rest if not splits[name] for replica in rest[name]),
         short=tuple(

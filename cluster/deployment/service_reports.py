@@ -141,10 +141,10 @@ def check_router(
         time.sleep(AGAIN_S)
 
 
-def verdict(policy: str, seen: Mapping[str, Sequence[str]]) -> str:
+def verdict(policy: str, figures: Mapping[str, Sequence[str]]) -> str:
     """One line on the replicas of each session in `seen`. Raises DeployError if they break the policy."""
-    met = [len(set(replicas)) for replicas in seen.values()]
-    mean, used = sum(met) / len(met), len({replica for each in seen.values() for replica in each})
+    met = [len(set(replicas)) for replicas in figures.values()]
+    mean, used = sum(met) / len(met), len({replica for each in figures.values() for replica in each})
     line = f"{mean:.2f} replicas per session, {used} in use"
     if policy in STICKY and max(met) > 1:
         raise DeployError(f"routing {policy} should keep sessions on their replicas: {line}; {REMEDY}")
@@ -157,12 +157,12 @@ def verdict(policy: str, seen: Mapping[str, Sequence[str]]) -> str:
 
 def _seen(url: str, body: bytes) -> dict[str, list[str]]:
     """The replicas that answered each session, in order. Raises DeployError for a failed request."""
-    seen: dict[str, list[str]] = defaultdict(list)
+    replicas: dict[str, list[str]] = defaultdict(list)
     order = [f"check-{number}" for number in range(SESSIONS)] * TURNS
     Random(0).shuffle(order)  # in turn, each session would meet the same one of 2, 4, 8 or 16 replicas
     for session in order:
-        seen[session].append(_answering(url, body, session))
-    return seen
+        replicas[session].append(_answering(url, body, session))
+    return replicas
 
 
 def _answering(url: str, body: bytes, session: str) -> str:

@@ -123,26 +123,26 @@ def judged(figure: str | None, expected: str, good: bool, remedy: str, bad: Stat
     return Finding("pass", figure, expected) if good else Finding(bad, figure, expected, remedy)
 
 
-def check_node(check: NodeCheck, seen: InspectedNode, expected: Expected) -> Finding | None:
+def check_node(check: NodeCheck, node: InspectedNode, expected: Expected) -> Finding | None:
     """The finding of a check on a node; None if it does not concern the node."""
-    concerned = {"every": True, "head": seen.node.is_head}.get(check.where, seen.serves)
+    concerned = {"every": True, "head": node.node.is_head}.get(check.where, node.serves)
     if not concerned or (check.amd and not expected.arch):
         return None
-    finding: Finding | None = Finding("unknown", without_gpus(seen, expected), "")
-    if check.where != "gpu" or seen.gpus:
-        finding = check.judge(seen, expected)
+    finding: Finding | None = Finding("unknown", without_gpus(node, expected), "")
+    if check.where != "gpu" or node.gpus:
+        finding = check.judge(node, expected)
     if finding is None:
         return None
     softer = finding.status == "fail" and not (check.strict or expected.needs_gpus)
     status: Status = "warn" if softer else finding.status
-    return replace(finding, check=check.name, node=seen.node.name, status=status)
+    return replace(finding, check=check.name, node=node.node.name, status=status)
 
 
-def without_gpus(seen: InspectedNode, expected: Expected) -> str:
+def without_gpus(node: InspectedNode, expected: Expected) -> str:
     """Reason why a node reports no GPU."""
     if not expected.arch:
         return "only AMD's GPUs are read"
-    return "a driver, but no AMD GPU is reported" if seen.host.gpus is None else "no GPU here"
+    return "a driver, but no AMD GPU is reported" if node.host.gpus is None else "no GPU here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +168,8 @@ MOST_NAMES = 3
 
 def compare(comparison: Comparison, nodes: Sequence[InspectedNode], expected: Expected) -> Finding | None:
     """The finding on a fact that must be equal; None if it concerns no node."""
-    concerned = [seen for seen in nodes if comparison.where == "every" or seen.serves]
-    values = {seen.node.name: comparison.read(seen) for seen in concerned}
+    concerned = [node for node in nodes if comparison.where == "every" or node.serves]
+    values = {node.node.name: comparison.read(node) for node in concerned}
     if not values or (comparison.of_model and not expected.model_path):
         return None
     needed = comparison.needed_by is not None and expected.engine.startswith(comparison.needed_by)
@@ -193,17 +193,17 @@ def _equal(comparison: Comparison, values: Mapping[str, str | None], needed: boo
 
 
 def _version(name: str, where: Where, remedy: str, needed_by: str | None = None) -> Comparison:
-    return Comparison(name, where, lambda seen: seen.host.versions.get(name), remedy, needed_by)
+    return Comparison(name, where, lambda node: node.host.versions.get(name), remedy, needed_by)
 
 
-def _weights_digest(seen: InspectedNode) -> str | None:
-    folder = seen.host.weights
+def _weights_digest(node: InspectedNode) -> str | None:
+    folder = node.host.weights
     return f"digest {folder.digest}" if isinstance(folder, Weights) else None
 
 
-def _gpu_kind(seen: InspectedNode) -> str | None:
-    kinds = sorted({gpu.kind for gpu in seen.gpus})
-    return f"{len(seen.gpus)} x {', '.join(kinds)}" if kinds else None
+def _gpu_kind(node: InspectedNode) -> str | None:
+    kinds = sorted({gpu.kind for gpu in node.gpus})
+    return f"{len(node.gpus)} x {', '.join(kinds)}" if kinds else None
 
 
 _SAME_IMAGE = "start all nodes from one image"
@@ -218,14 +218,14 @@ COMPARISONS = (
     _version("ROCm", "serving", _SAME_IMAGE),
     _version("GPU driver", "serving", "install the same driver on all hosts"),
     Comparison("GPUs equal", "serving", _gpu_kind, _NO_MIXTURE),
-    Comparison("image", "serving", lambda seen: seen.host.image, _SAME_IMAGE, unreported=_NO_DIGEST),
+    Comparison("image", "serving", lambda node: node.host.image, _SAME_IMAGE, unreported=_NO_DIGEST),
     Comparison("weights equal", "serving", _weights_digest, "copy or mount one revision", of_model=True),
 )
 
 
 def environments(nodes: Sequence[InspectedNode]) -> Finding | None:
     """The finding on variables that engines read, which must be equal on all serving nodes."""
-    reported = [seen.host.environment for seen in nodes if seen.serves]
+    reported = [node.host.environment for node in nodes if node.serves]
     if not reported:
         return None
     names = sorted(set().union(*reported))

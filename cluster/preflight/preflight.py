@@ -155,12 +155,12 @@ def findings(nodes: Sequence[InspectedNode], expected: Expected) -> list[Finding
     """Findings on the nodes that answered: first those across all nodes, then check by check."""
     across = [compare(comparison, nodes, expected) for comparison in COMPARISONS]
     across.append(environments(nodes))
-    single = [check_node(each, seen, expected) for each in (*GPU_CHECKS, *HOST_CHECKS) for seen in nodes]
+    single = [check_node(each, node, expected) for each in (*GPU_CHECKS, *HOST_CHECKS) for node in nodes]
     return [_enough(nodes, expected), *(finding for finding in (*across, *single) if finding is not None)]
 
 
 def _enough(nodes: Sequence[InspectedNode], expected: Expected) -> Finding:
-    serving = sum(seen.serves for seen in nodes)
+    serving = sum(node.serves for node in nodes)
     good = serving >= expected.nodes
     remedy = "" if good else "start the missing nodes with --num-gpus, or lower cluster.nodes"
     status: Status = "pass" if good else "fail"
@@ -206,15 +206,15 @@ def _offset(node: str, timeout_s: float) -> NodeClock | None:
     return min(trips, key=lambda trip: trip.uncertainty_s)
 
 
-def with_devices(seen: Mapping[str, InspectedNode], expected: Expected) -> dict[str, InspectedNode]:
+def with_devices(nodes: Mapping[str, InspectedNode], expected: Expected) -> dict[str, InspectedNode]:
     """The nodes with the devices of each node that has real GPUs, all of which a task holds meanwhile."""
     usable = {
         key: node
-        for key, node in seen.items()
+        for key, node in nodes.items()
         if node.serves and node.gpus and node.node.ray_gpus and node.host.versions.get("torch")
     }
     if not usable:
-        return dict(seen)
+        return dict(nodes)
     tasks = {key: on_node(key, _read_devices, node.node.ray_gpus).remote() for key, node in usable.items()}
     reported, _ = gather(tasks, expected.node_timeout_s)
-    return {**seen, **{key: replace(seen[key], devices=devices) for key, devices in reported.items()}}
+    return {**nodes, **{key: replace(nodes[key], devices=devices) for key, devices in reported.items()}}

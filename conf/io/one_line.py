@@ -133,11 +133,9 @@ class _Version(argparse.Action):
 
 def printable(text: str) -> str:
     """The text with spaces instead of control and format characters."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(character if character.isprintable() else " " for character in text)
-    )
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def one_line(text: str, most: int = MOST_LETTERS) -> str:

@@ -157,8 +157,8 @@ class Driver:
     def _so_far(self, window: Window) -> WindowSoFar:
         now_ns, rows = self.feed.target.now_ns(), self.windows.ledger.rows(window.index)
         spent_s = (now_ns - self.feed.free_ns) / NS + self.elapsed_s()
-        seen = so_far(rows, window, self.plan.slo, self.feed.samples, now_ns, spent_s)
-        return dataclasses.replace(seen, budget_s=self.budget_s())
+        counts = so_far(rows, window, self.plan.slo, self.feed.samples, now_ns, spent_s)
+        return dataclasses.replace(counts, budget_s=self.budget_s())
 
     def _overload(self, window: Window, at_ns: int) -> str | None:
         slo, rows = self.plan.slo, self.loss.answerable(window.index)

@@ -118,12 +118,12 @@ class Ledger:
         self._pending = {}
         self.restore(rows)
 
-    def take(self, seen: Observation) -> None:
+    def take(self, observation: Observation) -> None:
         """Add what ended, replace what is in flight, and give up what a lost actor owned."""
-        new, self._lost = seen.lost_actors[self._lost :], len(seen.lost_actors)
-        self._keep(self._unreported(seen.ended) if new else seen.ended)
+        new, self._lost = observation.lost_actors[self._lost :], len(observation.lost_actors)
+        self._keep(self._unreported(observation.ended) if new else observation.ended)
         self.touched |= set(self._pending)
-        self._pending = _by_window(seen.pending)
+        self._pending = _by_window(observation.pending)
         self.touched |= set(self._pending)
         for actor in new:
             self._give_up(actor)
@@ -374,9 +374,9 @@ class LoadFeed:
 
     def evidence_in(self, window: Window) -> WindowEvidence:
         """What the load actors show of a window that is over; earlier samples are forgotten."""
-        seen = health_of(self.samples, window, self.missing_actors(), self.plan.replicas)
-        self.samples = [one for one in self.samples if one["clock_ns"] > window.window_start_ns]
-        return seen
+        health = health_of(self.samples, window, self.missing_actors(), self.plan.replicas)
+        self.samples = [sample for sample in self.samples if sample["clock_ns"] > window.window_start_ns]
+        return health
 
     def _take(self, observation: Observation) -> None:
         self.reported(observation.ended)

@@ -62,7 +62,7 @@ class LossRecovery:
     def _outages(self, since_ns: float) -> Sequence[HostOutage]:
         """Outages since an instant, none of an earlier loss among them."""
         since_ns, now_ns = max(since_ns, self.whole_ns), self.feed.target.now_ns()
-        return [one for one in self.windows.outages() if one.lasted_at(since_ns, now_ns)]
+        return [outage for outage in self.windows.outages() if outage.lasted_at(since_ns, now_ns)]
 
     def cut_load_hosts(self, since_ns: float) -> str | None:
         """The load hosts that could not be reached since then, and why; or None."""
@@ -71,7 +71,7 @@ class LossRecovery:
 
     def refuse_unreachable(self, since_ns: float) -> None:
         """Raise TargetLost if a host of the service could not be reached since then."""
-        outages = [one for one in self._outages(since_ns) if one.serves and not one.loads]
+        outages = [outage for outage in self._outages(since_ns) if outage.serves and not outage.loads]
         if outages:
             self.lose(f"node {service_loss.described(outages)}")
 

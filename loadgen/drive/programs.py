@@ -107,17 +107,17 @@ def require(driver: Driver, rate_qps: float, longest_s: float) -> Required:
         window_s = max(_window_s(rate_qps), WINDOW_E2E * _lasting_s(driver))
         plan = WindowPlan(index, "window", rate_qps, transition_s, window_s, False, why)
         load_prepared(driver, plan, may_abort=False)
-        found, analyses, transition_s = analyse(driver, rate_qps, whole_s), analyses + 1, 0.0
+        analysis, analyses, transition_s = analyse(driver, rate_qps, whole_s), analyses + 1, 0.0
         late = driver.elapsed_s() + window_s > longest_s
-        if found.verdict != "undecided" or late:
+        if analysis.verdict != "undecided" or late:
             driver.drain(run_out=True)
-            found = analyse(driver, rate_qps, whole_s)
+            analysis = analyse(driver, rate_qps, whole_s)
             transition_s = max(TRANSITION_S, TRANSITION_E2E * _lasting_s(driver))
             late = driver.elapsed_s() + transition_s + window_s > longest_s
-        why = f"interim analysis {analyses}: {found.reason}"
-        driver.emit("look", index=analyses, verdict=found.verdict, text=why)
-        if found.verdict != "undecided" or late:
-            return Required(found, analyses, whole_s)
+        why = f"interim analysis {analyses}: {analysis.reason}"
+        driver.emit("look", index=analyses, verdict=analysis.verdict, text=why)
+        if analysis.verdict != "undecided" or late:
+            return Required(analysis, analyses, whole_s)
 
 
 def analyse(driver: Driver, rate_qps: float, whole_s: float) -> InterimAnalysis:

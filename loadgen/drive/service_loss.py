@@ -129,9 +129,9 @@ def added(
     """The evidence on a window with the hosts that could not be reached while it lasted."""
     if not outages:
         return evidence
-    seen = felt(outages, rows, window)
-    load = names(outage for outage in seen if outage.loads)
-    nodes = names(outage for outage in seen if outage.serves and not outage.loads)
+    outages_felt = felt(outages, rows, window)
+    load = names(outage for outage in outages_felt if outage.loads)
+    nodes = names(outage for outage in outages_felt if outage.serves and not outage.loads)
     return replace(
         evidence,
         lost_load_hosts=tuple(dict.fromkeys((*evidence.lost_load_hosts, *load))),

@@ -282,7 +282,7 @@ def so_far(
     inside = metrics.chosen(inside, metrics.numbers(inside, "due_ns") <= now_ns)
     ok, pending = (metrics.status_in(inside, status) for status in (records.OK, records.PENDING))
     seconds = max(0.0, (min(now_ns, window.window_end_ns) - window.window_start_ns) / NS)
-    newest = {one["client_id"]: one.get("in_flight") for one in health}
+    newest = {beat["client_id"]: beat.get("in_flight") for beat in health}
     counts = [count for count in newest.values() if count is not None]
     return WindowSoFar(
         index=window.index,

@@ -243,7 +243,7 @@ class Client:
         """End what has run for longer than the timeout."""
         self._sweep_later()
         oldest_ns = time.monotonic_ns() - int(self._timeout_s * 1e9)
-        overdue = [one for one in self._open if one.exchange and (one.exchange.sent_ns or 0) < oldest_ns]
+        overdue = [slot for slot in self._open if slot.exchange and (slot.exchange.sent_ns or 0) < oldest_ns]
         for connection in overdue:
             connection.cut("timeout", "deadline")
 

@@ -115,8 +115,8 @@ class Planned:
     closed: bool = False
 
 
-_ABSENT = {one.name for one in fields(ArrivalSchedule) if one.default is None} - {"line"}
-OPTIONAL = {one.name: one.default for one in fields(Planned) if one.name in _ABSENT}
+_ABSENT = {metric.name for metric in fields(ArrivalSchedule) if metric.default is None} - {"line"}
+OPTIONAL = {metric.name: metric.default for metric in fields(Planned) if metric.name in _ABSENT}
 """Columns that a schedule may lack, in the order of `Planned`, and what stands for them then."""
 COLUMNS = {
     name: {"session_id": "session"}.get(name, name.removeprefix("requested_"))
@@ -207,7 +207,8 @@ def batch(
         "client_id": np.full(len(plans), client_id, dtype=np.int16),
         # An outcome counts once the exchange has ended; a request that was missed never began.
         "status": [
-            it.status if it.end_ns is not None or it.status == "missed" else records.PENDING for it in ends
+            end.status if end.end_ns is not None or end.status == "missed" else records.PENDING
+            for end in ends
         ],
         "error_kind": [exchange.error_kind for exchange in ends],
         "error": [exchange.error for exchange in ends],
@@ -227,7 +228,7 @@ def batch(
         "time_scale": np.full(len(plans), clock.scale),
         "engine_first_token_ns": [_engine_ns(exchange, "first") for exchange in ends],
         "engine_last_token_ns": [_engine_ns(exchange, "last") for exchange in ends],
-        "queue_us": [None if one.queue_ms is None else round(1e3 * one.queue_ms) for one in ends],
+        "queue_us": [None if end.queue_ms is None else round(1e3 * end.queue_ms) for end in ends],
         **gaps.columns(ends, clock.scale),
     }
     columns["turn_blocked_ns"] = pa.array(

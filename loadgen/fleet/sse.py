@@ -196,10 +196,10 @@ def _words(error: Any) -> str:
 
 def _queue_ms(metrics: Any) -> float | None:
     """The time in vLLM's queue (`--enable-per-request-metrics`); None for what is no such time."""
-    told = metrics.get("queue_time_ms") if isinstance(metrics, dict) else None
-    if isinstance(told, bool) or not isinstance(told, int | float):
+    reported_ms = metrics.get("queue_time_ms") if isinstance(metrics, dict) else None
+    if isinstance(reported_ms, bool) or not isinstance(reported_ms, int | float):
         return None
-    return float(told) if 0 <= told <= MOST_QUEUE_MS else None
+    return float(reported_ms) if 0 <= reported_ms <= MOST_QUEUE_MS else None
 
 
 def _typed(value: Any, kind: type[_T]) -> _T:

@@ -144,8 +144,8 @@ class SharedService:
 
     def _roomy(self, experiment: Experiment) -> Experiment:
         """The experiment with the largest fleet and the longest requests of all that share its service."""
-        sharing = [one for one in self._runs if same_service(one, experiment)]
-        fleets, workloads = [one.fleet for one in sharing], [one.workload for one in sharing]
+        sharing = [job for job in self._runs if same_service(job, experiment)]
+        fleets, workloads = [job.fleet for job in sharing], [job.workload for job in sharing]
         return replace(
             experiment,
             fleet=max(fleets, key=lambda fleet: fleet.actors * fleet.cpus_per_actor),

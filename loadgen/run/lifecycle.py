@@ -190,9 +190,9 @@ class RunLifecycle:
                     where = f"rows that the driver could not fetch are on {shard}"
                     self.emit("left", text=f"{where}; copy it to shards/ and resume")
 
-    def _watched(self, seen: WindowSoFar) -> None:
+    def _watched(self, far: WindowSoFar) -> None:
         """Show the running window as it stands, and write it into the folder for other viewers."""
-        tree = to_tree(seen)
+        tree = to_tree(far)
         self.folder.write_json(state.FILE, tree)
         self._show(state.KIND, **tree)
 

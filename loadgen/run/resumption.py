@@ -56,10 +56,10 @@ def _sound(events: list[Event], rows: pa.Table) -> list[Event]:
             whole, done = done, done[: max(0, event["last"])]
         elif event["event"] == "recovered":
             lost = {"void": True, "loss": event["reason"]}
-            done = [{**one, **(lost if one["index"] in event["windows"] else {})} for one in whole]
+            done = [{**record, **(lost if record["index"] in event["windows"] else {})} for record in whole]
         elif event["event"] == "rejudged":
             new = {"void": event["void"], "lost": event["lost"]}
-            done = [{**one, **(new if one["index"] == event["index"] else {})} for one in done]
+            done = [{**record, **(new if record["index"] == event["index"] else {})} for record in done]
     while done and (done[-1]["void"] or _cut(rows, Window(**done[-1]["window"]))):
         done.pop()
     return done

@@ -267,7 +267,7 @@ class PowerSampler(_Sampler):
         except Exception as error:  # noqa: BLE001  the boundary of a sample: the run goes on without it
             why = one_line(f"{type(error).__name__}: {error}", WORD_CHARS)
             readings = [{"node": node, "error": why} for node in self._source.nodes]
-        rows = [{"at": at_us, "clock_ns": clock_ns, "idle": idle, **_row(one)} for one in readings]
+        rows = [{"at": at_us, "clock_ns": clock_ns, "idle": idle, **_row(reading)} for reading in readings]
         for row in rows:
             self._heard[row["node"]] = row["error"] or ""
             if any(row["gpu_watts"] or ()):

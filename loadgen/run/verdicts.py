@@ -304,8 +304,10 @@ def _base(
     replicas = len(plan.replicas) if plan.replicas else None
     basis = CountingBasis.of(plan.slo, plan.workload, plan.streams, driver.counted_ns, belief, replicas)
     rows = [
-        window_table.row(one.counts, one.verdict, basis, one.rows, one.plan.reason, one.bad)
-        for one in outcomes
+        window_table.row(
+            outcome.counts, outcome.verdict, basis, outcome.rows, outcome.plan.reason, outcome.bad
+        )
+        for outcome in outcomes
     ]
     capacity = posterior(counted_windows(outcomes), belief) if belief and fitted else None
     return replace(
@@ -355,7 +357,7 @@ def _every(driver: Driver) -> list[Verdict]:
 def _evidence(driver: Driver, judged: Sequence[Verdict], clock: str, time_scale: float) -> str:
     kinds = Counter(outcome.plan.kind for outcome in driver.windows.outcomes)
     ramp = f"{kinds['ramp']} ramp steps and " if kinds["ramp"] else ""
-    void = Counter(one.reason for one in judged if not one.valid)
+    void = Counter(window.reason for window in judged if not window.valid)
     lost = f" ({', '.join(f'{count} void: {reason}' for reason, count in void.items())})" if void else ""
     took_s = driver.elapsed_s()
     took = f"{took_s:.0f} s of {clock} time"

@@ -61,10 +61,10 @@ def decide(
     limits = tuple(next((window.limits for window in windows if window.limits), ()))
     belief = prior_at(rate_qps)
     effects = node_effects(windows, belief)
-    found = including(posterior(windows, belief), effects)
+    capacity = including(posterior(windows, belief), effects)
     over = [_over(windows, limit) for limit in limits]
     if max(over) > HOPELESS_OVER:
-        return InterimAnalysis("failed", f"{max(over):.0%} of the requests are over a bound", found)
+        return InterimAnalysis("failed", f"{max(over):.0%} of the requests are over a bound", capacity)
     shares = _shares(windows, whole_s)
     tail = max(tail_at(shares, INTERVAL_LEVEL), LEAST_TAIL)
     spreads = {limit: fit(at_quantile, limit, belief).dispersion for limit in limits} if at_quantile else {}
@@ -74,16 +74,18 @@ def decide(
     high_qps = max(final.high, final.qps_per_node * as_limit.high / as_limit.qps_per_node)
     if len(shares) >= FAIL_WINDOWS and high_qps <= rate_qps:
         return InterimAnalysis(
-            "failed", f"the capacity is at most {high_qps:.3g} QPS per node ({HOLDS})", found
+            "failed", f"the capacity is at most {high_qps:.3g} QPS per node ({HOLDS})", capacity
         )
     if len(shares) < PASS_WINDOWS or low_qps < rate_qps:
-        within = f"the capacity is within [{found.low:.3g}, {found.high:.3g}] QPS per node (95 %)"
-        return InterimAnalysis("undecided", within, found)
+        within = f"the capacity is within [{capacity.low:.3g}, {capacity.high:.3g}] QPS per node (95 %)"
+        return InterimAnalysis("undecided", within, capacity)
     if behind:
         return InterimAnalysis(
-            "undecided", "answers end more slowly than requests come, as in a service that fills", found
+            "undecided", "answers end more slowly than requests come, as in a service that fills", capacity
         )
-    return InterimAnalysis("passed", f"the capacity is at least {low_qps:.3g} QPS per node ({HOLDS})", found)
+    return InterimAnalysis(
+        "passed", f"the capacity is at least {low_qps:.3g} QPS per node ({HOLDS})", capacity
+    )
 
 
 def _shares(windows: Sequence[WindowCounts], whole_s: float) -> list[float]:
@@ -101,4 +103,4 @@ def windows_s(longest_s: float, transition_s: float, window_s: float, bridge_s: 
 def _over(windows: Iterable[WindowCounts], limit: Limit) -> float:
     """Share over one bound in all windows together; 0 for a bound that does not apply."""
     counts = [window.over(limit) for window in windows]
-    return sum(one.over for one in counts) / max(1, sum(one.determined for one in counts))
+    return sum(count.over for count in counts) / max(1, sum(count.determined for count in counts))

@@ -73,8 +73,8 @@ def lasting_s(start: Start, outcomes: Sequence[MeasuredWindow]) -> float:
     Within the bounds no answer lasts longer than `Start.answer_s`: one that does is part of an overload.
     """
     steady = [outcome.counts for outcome in outcomes if not (outcome.bad or outcome.felt_a_loss)]
-    seen = [counts.median_e2e_s for counts in steady if counts.median_e2e_s is not None]
-    return min(seen[-1], start.answer_s or math.inf) if seen else 0.0
+    durations_s = [counts.median_e2e_s for counts in steady if counts.median_e2e_s is not None]
+    return min(durations_s[-1], start.answer_s or math.inf) if durations_s else 0.0
 
 
 def within_bounds(spec: Search, rate: float) -> float:

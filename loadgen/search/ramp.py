@@ -147,9 +147,9 @@ def _ramp_end(
     chance = math.sqrt(max(0.0, 1 / max(fewest, 1) - 1 / RAMP_SEEN))
     low, high = good or (bad or 0.0) / DESCENT, bad or (good or 0.0) * DESCENT
     value, width = math.sqrt(low * high), math.log(high / low)
-    seen = [f"good at {good:.3g}" if good else "", f"bad at {bad:.3g}" if bad else "", why]
+    parts = [f"good at {good:.3g}" if good else "", f"bad at {bad:.3g}" if bad else "", why]
     return FirstWindow(
         Prior(math.log(value) - PRIOR_BELOW_RAMP, math.hypot(PRIOR_SD, width / 4, chance)),
         value * math.exp(-FIRST_BELOW_RAMP),
-        f"the ramp was {', '.join(filter(None, seen))}",
+        f"the ramp was {', '.join(filter(None, parts))}",
     )

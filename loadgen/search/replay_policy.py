@@ -61,7 +61,7 @@ def _again(template: WindowPlan, windows: Sequence[MeasuredWindow], log_ratio: f
     mine = [outcome for outcome in windows if outcome.plan.pair == template.index]
     good = [outcome for outcome in mine if not (outcome.void or outcome.aborted)]
     tried = [math.log(outcome.plan.rate_qps / template.rate_qps) for outcome in good]
-    return len(mine) < TRIES and all(abs(one - log_ratio) > REPEAT_BEYOND for one in tried)
+    return len(mine) < TRIES and all(abs(ratio - log_ratio) > REPEAT_BEYOND for ratio in tried)
 
 
 def _window_plan(

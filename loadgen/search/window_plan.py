@@ -145,8 +145,8 @@ def bad_step(counts: WindowCounts) -> bool:
     """True if a ramp step, counted at its end, was overloaded: too many requests over a bound."""
     judged = ((counted, _bad_share(limit), _seen(counts, limit)) for limit, counted in counts.limits.items())
     return any(
-        counted.over > share * seen and (counted.over >= BAD_LEAST or counted.over == seen)
-        for counted, share, seen in judged
+        counted.over > share * requests and (counted.over >= BAD_LEAST or counted.over == requests)
+        for counted, share, requests in judged
     )
 
 

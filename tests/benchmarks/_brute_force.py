@@ -133,21 +133,21 @@ def _first_bound(
 
 def find_truths(scenarios: Collection[str]) -> None:
     """Write the true capacities of some scenarios anew, the others as they stand."""
-    found = dict(written())
+    result = dict(written())
     with ProcessPoolExecutor() as pool:
         for scenario in scenarios:
             if scenario in DRIFTING:
-                found[scenario] = f"{drawn(scenario, 0).capacity_qps():.4f},0.01,ttft,nan,0"
+                result[scenario] = f"{drawn(scenario, 0).capacity_qps():.4f},0.01,ttft,nan,0"
             elif scenario in SERVICE_S:
-                found[scenario] = f"{exact(scenario):.5f},0,ttft,nan,0"
+                result[scenario] = f"{exact(scenario):.5f},0,ttft,nan,0"
             elif scenario in BOUND_RATES:
-                found[scenario] = of_bounds(scenario, pool)
+                result[scenario] = of_bounds(scenario, pool)
             elif scenario in TRUTH_RATES:
-                found[scenario] = brute_force(scenario, pool)
+                result[scenario] = brute_force(scenario, pool)
     with TRUTH.open("w") as file:
         file.write("# python -m tests.benchmarks.search_accuracy --truth\n")
         file.write("scenario,capacity_qps,standard_error_pct,binding,faster_ratio,virtual_hours\n")
-        file.writelines(f"{name},{found[name]}\n" for name in SCENARIOS if name in found)
+        file.writelines(f"{name},{result[name]}\n" for name in SCENARIOS if name in result)
 
 
 def written() -> Iterator[tuple[str, str]]:

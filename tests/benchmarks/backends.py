@@ -69,9 +69,9 @@ def published(path: Path = ATTENTION) -> Published:
 @cache
 def machine() -> EngineKind:
     """The engine of the figure with the constants of conf/."""
-    asked = load(WORDS)
-    assert isinstance(asked.engine, SimulatedEngine)
-    return EngineKind.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    experiment = load(WORDS)
+    assert isinstance(experiment.engine, SimulatedEngine)
+    return EngineKind.of(experiment.engine, experiment.model, experiment.hardware, experiment.layout)
 
 
 def told(concurrency: int, kv_read: float = 1.0, attention: float = 1.0) -> dict[str, float]:
@@ -79,8 +79,8 @@ def told(concurrency: int, kv_read: float = 1.0, attention: float = 1.0) -> dict
     one, read, prefill = (Constant(value, "ratio", "tried") for value in (1.0, kv_read, attention))
     served = replace(machine(), costs=machine().costs.with_kernels(KernelRatio(one, read, prefill)))
     count = round(WAVES * concurrency)
-    asked = [np.full(count, tokens) for tokens in (LONG_INPUT, LONG_OUTPUT, 0)]
-    seen = serve_closed(served, concurrency, asked)
+    words = [np.full(count, tokens) for tokens in (LONG_INPUT, LONG_OUTPUT, 0)]
+    seen = serve_closed(served, concurrency, words)
     first_s, last_s = seen.first_token_s - seen.sent_s, seen.last_token_s - seen.first_token_s
     return {
         "output_throughput": LONG_OUTPUT * count / float(seen.last_token_s.max()),
@@ -140,11 +140,11 @@ def lines(backend: str, kv_read: float, attention: float) -> Iterator[str]:
     for concurrency in CONCURRENCIES:
         base, ours = told(concurrency), told(concurrency, kv_read, attention)
         for metric in METRICS:
-            seen, found = over_fitted(backend, concurrency, metric), ours[metric] / base[metric]
+            seen, result = over_fitted(backend, concurrency, metric), ours[metric] / base[metric]
             value, pixel = bars[backend, concurrency, metric]
             yield (
-                f"{backend:<24} {concurrency:>4} {metric:<18} {seen:>9.3f} {found:>8.3f} "
-                f"{100 * (found / seen - 1):>+7.1f} % {100 * pixel / value:>8.1f} %"
+                f"{backend:<24} {concurrency:>4} {metric:<18} {seen:>9.3f} {result:>8.3f} "
+                f"{100 * (result / seen - 1):>+7.1f} % {100 * pixel / value:>8.1f} %"
             )
 
 

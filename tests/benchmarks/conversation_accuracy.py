@@ -62,12 +62,12 @@ class Chats(VirtualTarget):
         super().__init__(self._chats)
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
-        numbers = [self._number[due_ns] for due_ns in seen.ended["due_ns"].to_pylist()]
+        progress = super().run(schedule, until_ns)
+        numbers = [self._number[due_ns] for due_ns in progress.ended["due_ns"].to_pylist()]
         cached = self._chats.service.arrays.requests["cached"][numbers]
-        place = seen.ended.column_names.index("cached_tokens")
+        place = progress.ended.column_names.index("cached_tokens")
         return replace(
-            seen, ended=seen.ended.set_column(place, "cached_tokens", pa.array(cached, pa.int32()))
+            progress, ended=progress.ended.set_column(place, "cached_tokens", pa.array(cached, pa.int32()))
         )
 
     def _submit(self, schedule: ArrivalSchedule) -> None:
@@ -93,8 +93,8 @@ def searched(scenario: str, search: str, seed: int) -> Found:
     start, _ = engine_model.start(replace(one, search=guessed), "sweep", lambda _, /, **__: None)
     plan = LoadPlan(one.search, one.slo, one.workload, 1, seed, start)
     target = Chats(EngineKind.of(*engine_model.parts(one)), one.workload)
-    found = swept(Driver(target, plan, lambda _, /, **__: None))
-    return answer(found.capacity, found.elapsed_s / 60)
+    result = swept(Driver(target, plan, lambda _, /, **__: None))
+    return answer(result.capacity, result.elapsed_s / 60)
 
 
 def shares(scenario: str, rate_qps: float, seed: int) -> list[float]:
@@ -139,8 +139,8 @@ def main() -> None:
     print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}")
     for scenario in chosen.scenarios:
         for search in chosen.searches:
-            found = [searched(scenario, search, seed) for seed in range(chosen.replications)]
-            print(row(f"{scenario} | maxqps {search}", TRUTHS[scenario], found), flush=True)
+            result = [searched(scenario, search, seed) for seed in range(chosen.replications)]
+            print(row(f"{scenario} | maxqps {search}", TRUTHS[scenario], result), flush=True)
     print(f"\n{(time.monotonic() - began_s) / 60:.1f} min, load {os.getloadavg()[0]:.1f}")
 
 

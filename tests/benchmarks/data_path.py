@@ -134,17 +134,17 @@ def _descendants(pid: int) -> Iterator[int]:
             children.setdefault(parent, []).append(int(entry.name))
     waiting = [pid]
     while waiting:
-        found = children.get(waiting.pop(), [])
-        waiting += found
-        yield from found
+        result = children.get(waiting.pop(), [])
+        waiting += result
+        yield from result
 
 
 def measure(offers: Sequence[Offer]) -> None:
     """Print a row for each offer over each path."""
     bases = Child(partial(in_process, offers), None).result()
 
-    def show(path: str, seen: Sequence[Seen]) -> None:
-        for offer, one, base in zip(offers, seen, bases, strict=True):
+    def show(path: str, seens: Sequence[Seen]) -> None:
+        for offer, one, base in zip(offers, seens, bases, strict=True):
             print(Row(path, offer, one, base), flush=True)
 
     def ask(path: str, url: str, processes: Processes) -> None:

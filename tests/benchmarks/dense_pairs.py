@@ -90,17 +90,17 @@ def read(path: Path = PAIRS) -> list[Row]:
 
 def machine(model: str, gpu: str, layout: str, values: dict[str, float]) -> Experiment:
     """The engine with other constants; those of the dense card count for that model alone."""
-    asked = load([f"model={model}", f"hardware={gpu.lower()}", f"layout={layout}", "cluster=mi325x_1n"])
+    experiment = load([f"model={model}", f"hardware={gpu.lower()}", f"layout={layout}", "cluster=mi325x_1n"])
     own = {path: value for path, value in values.items() if path == COMPUTE or model == "llama2_70b_fp8"}
     if STEP + "gemm_decode" in own:
         own[STEP + "gemm_prefill"] = own[STEP + "gemm_decode"]
-    return replaced(asked, own)
+    return replaced(experiment, own)
 
 
 def ln_rate(row: Row, values: dict[str, float]) -> float:
     """ln QPS of a node whose engines step every `row.seconds`."""
-    asked = machine("llama2_70b_fp8", row.gpu, "dp8_tp1", values)
-    cost = roofline(asked.model, asked.hardware, asked.layout)
+    experiment = machine("llama2_70b_fp8", row.gpu, "dp8_tp1", values)
+    cost = roofline(experiment.model, experiment.hardware, experiment.layout)
     request_s = (
         INPUT * cost.prefill_gemm_token_s
         + OUTPUT * (cost.decode_gemm_token_s + cost.host_sequence_s + CONTEXT * cost.context_token_s)
@@ -114,13 +114,13 @@ def ln_ratio(values: dict[str, float]) -> float:
     """ln of a long prompt's time on MI300X over that on MI325X."""
     seconds = []
     for gpu, pace in (("MI300X", 1.0), ("MI325X", values[COMPUTE])):
-        asked = machine("deepseek_v32_fp8", gpu, "dp1_tp8", {})
-        cost = roofline(asked.model, asked.hardware, asked.layout)
+        experiment = machine("deepseek_v32_fp8", gpu, "dp1_tp8", {})
+        cost = roofline(experiment.model, experiment.hardware, experiment.layout)
         batch = Batch(sequences=1)
         batch.add_chunk(PROMPT_TOKENS, 0)
         terms = cost.terms(batch)
         computed = terms[3] + terms[4] + terms[8]
-        seconds.append(sum(terms) - computed + computed * asked.model.posterior.paces[gpu] / pace)
+        seconds.append(sum(terms) - computed + computed * experiment.model.posterior.paces[gpu] / pace)
     return math.log(seconds[0] / seconds[1])
 
 
@@ -134,10 +134,10 @@ def main() -> int:
     """Fit, and print constants and rows; returns 0."""
     rows = read()
     measured, noise = np.array([row.measured for row in rows]), np.array([row.noise for row in rows])
-    found = fit(lambda at: predicted(rows, at), measured, prior_between(PRIOR.values()), noise=noise)
-    print("\n".join(constant_lines(tuple(PRIOR), found)))
-    print(f"scatter beyond the noise: {100 * found.scatter:.1f} %")
-    for row, off in zip(rows, found.residuals, strict=True):
+    fitted = fit(lambda at: predicted(rows, at), measured, prior_between(PRIOR.values()), noise=noise)
+    print("\n".join(constant_lines(tuple(PRIOR), fitted)))
+    print(f"scatter beyond the noise: {100 * fitted.scatter:.1f} %")
+    for row, off in zip(rows, fitted.residuals, strict=True):
         unit = "x" if row.kind == "prompt" else "QPS"
         published, answer = math.exp(row.measured), math.exp(row.measured + off)
         print(f"  {row.label:<64} {published:8.4g} {unit:<4}{answer:8.4g}  {100 * math.expm1(off):+.1f} %")

@@ -81,9 +81,9 @@ SERVICES = {
 
 def at_once(words: list[str], count: int, rate_qps: float, input_tokens: int, output_tokens: int) -> float:
     """Steps per CPU second of `loop` under Poisson arrivals, after a run that compiles it."""
-    asked = load(words)
-    assert isinstance(asked.engine, SimulatedEngine)
-    machine = EngineKind.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    experiment = load(words)
+    assert isinstance(experiment.engine, SimulatedEngine)
+    machine = EngineKind.of(experiment.engine, experiment.model, experiment.hardware, experiment.layout)
     sent_s = np.cumsum(np.random.default_rng(1).exponential(1 / rate_qps, count))
     columns = [np.full(count, tokens) for tokens in (input_tokens, output_tokens, 0)]
     serve(machine, Requests(sent_s[:10], [column[:10] for column in columns]))

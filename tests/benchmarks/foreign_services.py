@@ -119,21 +119,21 @@ STEP = 0.03
 @cache
 def experiment(name: str, *words: str) -> Experiment:
     """The experiment of a scenario."""
-    it = SCENARIOS[name]
+    scenario = SCENARIOS[name]
     given: dict[str, str] = {}
-    for word in it.words:
+    for word in scenario.words:
         key, _, value = word.partition("=")
         given[key] = value
-    bounds = f"slo.ttft_p90_ms={it.ttft_ms:g}", f"slo.tpot_p90_ms={it.tpot_ms:g}"
+    bounds = f"slo.ttft_p90_ms={scenario.ttft_ms:g}", f"slo.tpot_p90_ms={scenario.tpot_ms:g}"
     return load([*(f"{key}={value}" for key, value in given.items()), *bounds, *words])
 
 
 def service(name: str, seed: int, hours: float = 3.0) -> Any:
     """A fresh service of a scenario."""
-    it = SCENARIOS[name].service
-    if isinstance(it, Network):
-        return QueueNetwork(it, seed)
-    return StepServer(it, seed, hours) if it.replicas == 1 else InTurn.of(it, seed, hours)
+    scenario = SCENARIOS[name].service
+    if isinstance(scenario, Network):
+        return QueueNetwork(scenario, seed)
+    return StepServer(scenario, seed, hours) if scenario.replicas == 1 else InTurn.of(scenario, seed, hours)
 
 
 @cache
@@ -157,10 +157,10 @@ def latencies(name: str, rate_qps: float, part: int) -> list[Floats]:
 
 def shares(name: str, rate_qps: float, part: int) -> list[float]:
     """Shares of the requests over TTFT and TPOT in a long run at one rate."""
-    it, (_, ttft, tpot) = SCENARIOS[name], latencies(name, rate_qps, part)
+    scenario, (_, ttft, tpot) = SCENARIOS[name], latencies(name, rate_qps, part)
     return [
         float(np.mean(values[~np.isnan(values)] > bound / 1e3))
-        for values, bound in ((ttft, it.ttft_ms), (tpot, it.tpot_ms))
+        for values, bound in ((ttft, scenario.ttft_ms), (tpot, scenario.tpot_ms))
     ]
 
 
@@ -171,14 +171,14 @@ def quantile_rows(name: str, share: float) -> Iterator[str]:
         true = quantile(np.concatenate([run[column] for run in runs]), 0.9) or 0.0
         figures = []
         for seconds in WINDOWS_S:
-            found = []
+            items = []
             for run in runs:
                 begins = np.arange(run[0][0], run[0][-1] - seconds, APART_S)[: WINDOWS // PARTS]
                 for first, end in np.searchsorted(run[0], [begins, begins + seconds]).T:
-                    found.append(quantile_interval(run[column][first:end], 0.9, seconds).ends)
-            given = [ends for ends in found if ends]
+                    items.append(quantile_interval(run[column][first:end], 0.9, seconds).ends)
+            given = [ends for ends in items if ends]
             cover = [ends[0] - 1e-9 <= true <= ends[1] + 1e-9 for ends in given]
-            figures.append(f"{np.mean(cover) if cover else math.nan:.2f} of {len(given)} / {len(found)}")
+            figures.append(f"{np.mean(cover) if cover else math.nan:.2f} of {len(given)} / {len(items)}")
         yield f"| {name} | {share:g} | {limit} | {' | '.join(figures)} |"
 
 
@@ -237,8 +237,8 @@ def compared(name: str, search: str, seed: int, factor: float = 1.0) -> str:
     original = Original.of_windows(seed, ramp_centre(a), asked.slo, windows, a.windows.requests)
     sweep(b, lambda driver: next_replay(driver, original))
     pairs = [pair for pair in pairs_of(b, original) if pair.whole]
-    found = PairedReplays(len(pairs), paired_ratio.ratio(pairs, apart(b, original)))
-    return "too little shown" if found.lack or not found.ratio else found.ratio.verdict
+    ratio = PairedReplays(len(pairs), paired_ratio.ratio(pairs, apart(b, original)))
+    return "too little shown" if ratio.lack or not ratio.ratio else ratio.ratio.verdict
 
 
 def searched(name: str, search: str, seed: int) -> tuple[Found, Any]:
@@ -255,10 +255,10 @@ def searched(name: str, search: str, seed: int) -> tuple[Found, Any]:
     plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, seed, start)
     driver = Driver(VirtualTarget(service(name, seed)), plan, lambda _, /, **__: None)
     try:
-        found = swept(driver)
+        result = swept(driver)
         claim = driver.windows.claim()
         changed = bool(claim and claim.change)
-        return replace(concluded(found, asked), changed=changed), found
+        return replace(concluded(result, asked), changed=changed), result
     except TargetLost:
         return Found(math.nan, 0.0, math.inf, 0.0, driver.elapsed_s() / 60, stop="lost"), None
 
@@ -278,27 +278,27 @@ HEADS = (
 )
 
 
-def row(name: str, search: str, found: list[Found]) -> str:
+def row(name: str, search: str, founds: list[Found]) -> str:
     """What became of the searches of a scenario, as a row of a table; an open end covers what lies beyond."""
     capacity = truths()[name]
-    closed = [each for each in found if math.isfinite(each.estimate)]
-    claims = [each for each in found if each.low or each.high < math.inf]
+    closed = [each for each in founds if math.isfinite(each.estimate)]
+    claims = [each for each in founds if each.low or each.high < math.inf]
     covers = [each.low <= capacity <= each.high for each in claims]
     error = np.array([math.log(each.estimate / capacity) for each in closed])
     half = [math.log(each.high / max(each.low, 1e-9)) / 2 for each in closed]
     figures = [
-        f"{np.mean([each.minutes for each in found]):.1f}",
+        f"{np.mean([each.minutes for each in founds]):.1f}",
         f"{100 * error.mean():+.1f}" if closed else "-",
         f"{100 * math.sqrt((error**2).mean()):.1f}" if closed else "-",
         f"{np.mean(covers):.2f}" if covers else "-",
-        f"{np.mean([each.certified > capacity for each in found]):.2f}",
+        f"{np.mean([each.certified > capacity for each in founds]):.2f}",
         f"{100 * np.median(half):.1f}" if closed else "-",
-        str(len(found) - len(closed)),
-        f"{np.mean([each.changed for each in found]):.2f}",
+        str(len(founds) - len(closed)),
+        f"{np.mean([each.changed for each in founds]):.2f}",
     ]
-    stops = Counter(each.stop for each in found if each.stop != "budget")
+    stops = Counter(each.stop for each in founds if each.stop != "budget")
     ends = "".join(f" {count} {stop}" for stop, count in stops.items())
-    return f"| {' | '.join([name, search, str(len(found)), *figures])}{ends} |"
+    return f"| {' | '.join([name, search, str(len(founds)), *figures])}{ends} |"
 
 
 def main() -> None:
@@ -314,28 +314,30 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="seed of the first replication")
     parser.add_argument("--only", nargs="*", default=list(SCENARIOS), choices=list(SCENARIOS))
     parser.add_argument("--searches", nargs="*", help="such as quick or 'quick x 1/2'; else those of each")
-    asked = parser.parse_args()
-    if asked.truth:
-        find_truths(asked.only)
+    options = parser.parse_args()
+    if options.truth:
+        find_truths(options.only)
         return
-    if asked.quantiles:
+    if options.quantiles:
         print(f"| service | load | p90 | {' | '.join(f'{s} s' for s in WINDOWS_S)} |\n|{'---|' * 6}")
-        for name in asked.only:
+        for name in options.only:
             for share in (0.8, 1.0):
                 print(*quantile_rows(name, share), sep="\n", flush=True)
         return
-    if asked.compare:
-        for name in asked.only:
-            seeds = range(asked.first, asked.first + asked.replications)
+    if options.compare:
+        for name in options.only:
+            seeds = range(options.first, options.first + options.replications)
             print(
-                name, dict(Counter(compared(name, "quick", seed, asked.faster) for seed in seeds)), flush=True
+                name,
+                dict(Counter(compared(name, "quick", seed, options.faster) for seed in seeds)),
+                flush=True,
             )
         return
     began_s = time.monotonic()
     print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}")
-    seeds = range(asked.first, asked.first + asked.replications)
-    for name in asked.only:
-        for search in asked.searches or SCENARIOS[name].predictions:
+    seeds = range(options.first, options.first + options.replications)
+    for name in options.only:
+        for search in options.searches or SCENARIOS[name].predictions:
             print(row(name, search, [searched(name, search, seed)[0] for seed in seeds]), flush=True)
     print(f"\n{(time.monotonic() - began_s) / 60:.1f} min, load {os.getloadavg()[0]:.1f}")
 

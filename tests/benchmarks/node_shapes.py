@@ -71,10 +71,10 @@ class Attained(NamedTuple):
 def seen(experiment: Experiment, rate_qps: float) -> tuple[Floats, Floats]:
     """TTFT and own p99 gap (s) of each request of the blog's experiment; several engines take turns."""
     sent_s = bench_arrivals_s(COUNT, rate_qps)
-    asked = [np.full(COUNT, tokens) for tokens in (INPUT, OUTPUT, 0)]
+    words = [np.full(COUNT, tokens) for tokens in (INPUT, OUTPUT, 0)]
     replicas = Replicas(experiment.replicas, Balance("roundrobin"))
-    times = serve(EngineKind.of(*parts(experiment)), Requests(sent_s, asked), replicas, tokens=True)
-    gap_s = late_gaps_s(times.token_s, np.asarray(asked[1]), LATE_GAP)
+    times = serve(EngineKind.of(*parts(experiment)), Requests(sent_s, words), replicas, tokens=True)
+    gap_s = late_gaps_s(times.token_s, np.asarray(words[1]), LATE_GAP)
     return times.first_token_s - sent_s, gap_s
 
 
@@ -135,23 +135,23 @@ def capacity_lines(quick: bool) -> Iterator[str]:
             for hit in HITS[:: 2 if quick else 1]:
                 words = ["search=virtual", f"slo={slo}", f"workload.prefix_hit={hit}"]
                 words += [f"search.budget_s={QUICK_S}"] if quick else []
-                asked = [load([*words, f"layout={shape}", *_way(shape)]) for shape in shapes]
-                found = [predict(one, pool.map, draws) for one in asked]
-                first = found[0], asked[0]
-                cells = (_cell(pair, first) for pair in zip(found, asked, strict=True))
+                experiments = [load([*words, f"layout={shape}", *_way(shape)]) for shape in shapes]
+                result = [predict(one, pool.map, draws) for one in experiments]
+                first = result[0], experiments[0]
+                cells = (_cell(pair, first) for pair in zip(result, experiments, strict=True))
                 yield f"| {slo}, {100 * hit:.0f} % | {' | '.join(cells)} |"
 
 
-def _cell(one: Asked, first: Asked) -> str:
+def _cell(asked: Asked, first: Asked) -> str:
     """QPS per node with its interval, the limit that binds, and the ratio to the first shape."""
-    capacity = one[0].capacity
+    capacity = asked[0].capacity
     if capacity is None or first[0].capacity is None:
-        return f"none: {one[0].reason}"
+        return f"none: {asked[0].reason}"
     q = capacity.qps_per_node
     own = f"{span(q)} {capacity.binding.upper()}"
-    if one is first or one[1] is first[1]:
+    if asked is first or asked[1] is first[1]:
         return own
-    over = ratio(one, first)
+    over = ratio(asked, first)
     return f"{own}; x {over.value:.2f} [{over.low:.2f}, {over.high:.2f}]"
 
 
@@ -192,17 +192,17 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rates, cells and draws")
     parser.add_argument("--figure", type=Path, help="write the first table as an SVG")
     parser.add_argument("--only", choices=("attainment", "capacity"), help="one of the two tables")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     print(f"machine load {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores\n", flush=True)
-    if asked.only != "capacity":
-        rates_qps = RATES_QPS[1::2] if asked.quick else RATES_QPS
-        draws = QUICK_DRAWS if asked.quick else DRAWS
-        found = {name: attained(name, rates_qps, draws) for name in BLOG}
-        print("\n".join(attainment_lines(rates_qps, found)) + "\n", flush=True)
-        if asked.figure:
-            asked.figure.write_text(figure(rates_qps, found) + "\n")
-    if asked.only != "attainment":
-        for line in capacity_lines(asked.quick):
+    if options.only != "capacity":
+        rates_qps = RATES_QPS[1::2] if options.quick else RATES_QPS
+        draws = QUICK_DRAWS if options.quick else DRAWS
+        result = {name: attained(name, rates_qps, draws) for name in BLOG}
+        print("\n".join(attainment_lines(rates_qps, result)) + "\n", flush=True)
+        if options.figure:
+            options.figure.write_text(figure(rates_qps, result) + "\n")
+    if options.only != "attainment":
+        for line in capacity_lines(options.quick):
             print(line, flush=True)
     return 0
 

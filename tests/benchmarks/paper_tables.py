@@ -141,9 +141,7 @@ class Tables:
         model_error = np.full(len(figures), FITTED[self.subject.name].goal_rms)
         return fit(partial(self.predict, rows), figures, prior, starts, model_error)
 
-    def joint(
-        self, rows: Sequence[PublishedRow], found: ParameterFit
-    ) -> tuple[tuple[str, ...], ParameterFit]:
+    def joint(self, rows: Sequence[PublishedRow], fit: ParameterFit) -> tuple[tuple[str, ...], ParameterFit]:
         """What the rows say of fitted and held constants together, around the fit; names of all."""
         known = constants(self.experiment)
         steps = {name: ends for name, ends in OPEN.items() if name not in self.names}
@@ -159,7 +157,7 @@ class Tables:
         )
         noise = np.full(2 * len(rows), FITTED[self.subject.name].goal_rms)
         told_by = partial(Tables(self.subject, self.experiment, names).predict, rows)
-        return names, around(told_by, measured(rows), prior, np.append(found.at, held), noise)
+        return names, around(told_by, measured(rows), prior, np.append(fit.at, held), noise)
 
     def errors(self, rows: Sequence[PublishedRow], at: Floats) -> Floats:
         """ln of predicted over measured, throughput and p99 of each row in turn."""
@@ -202,10 +200,10 @@ def reached(figure: float, most: float) -> str:
     return "reached" if figure <= most else "MISSED"
 
 
-def print_constants(tables: Tables, found: ParameterFit) -> None:
+def print_constants(tables: Tables, fit: ParameterFit) -> None:
     """Value, unit, 95 % interval and what the rows say of it."""
     known = constants(tables.experiment)
-    for name, at, sd, learnt in zip(tables.names, found.at, found.sd, found.learnt, strict=True):
+    for name, at, sd, learnt in zip(tables.names, fit.at, fit.sd, fit.learnt, strict=True):
         low, value, high = (math.exp(at + z * sd) for z in (-Z95, 0, Z95))
         high = min(1.0, high) if name == SPREAD else high
         said = "fitted" if learnt > 0.5 else "the prior's: the rows do not identify it"
@@ -232,21 +230,21 @@ def _percent(ratio: float) -> str:
 def report(tables: Tables, rows: Sequence[PublishedRow]) -> tuple[float, bool]:
     """Fit and print one model: the error of the rows fitted, and whether it is within its goal."""
     used, goal_rms = [row for row in rows if not row.left_out], FITTED[tables.subject.name].goal_rms
-    found = tables.fit(used)
+    table = tables.fit(used)
     print(f"\n{tables.subject.name}")
-    print_constants(tables, found)
-    print_rows(tables, rows, found.at)
+    print_constants(tables, table)
+    print_rows(tables, rows, table.at)
     print(
-        f"  training: rms of ln error {100 * found.rms:.1f} % of {2 * len(used)} figures, {len(found.at)} "
-        f"constants free; goal {100 * goal_rms:.1f} % {reached(found.rms, goal_rms)}"
+        f"  training: rms of ln error {100 * table.rms:.1f} % of {2 * len(used)} figures, {len(table.at)} "
+        f"constants free; goal {100 * goal_rms:.1f} % {reached(table.rms, goal_rms)}"
     )
-    names, joint = tables.joint(used, found)
+    names, joint = tables.joint(used, table)
     known = constants(tables.experiment)
     most = np.array([[1.0 if known[name].is_share else np.inf for name in names]])
     print("\n".join([*constant_lines(names, joint, most), *correlation_lines(names, joint.correlation)]))
     if len(used) < len(rows):
-        print(f"            {100 * rms(tables.errors(rows, found.at)):.1f} % with the rows not fitted")
-    return found.rms, found.rms <= goal_rms
+        print(f"            {100 * rms(tables.errors(rows, table.at)):.1f} % with the rows not fitted")
+    return table.rms, table.rms <= goal_rms
 
 
 def hold_out(tables: Tables, rows: Sequence[PublishedRow], training: float) -> bool:
@@ -258,14 +256,14 @@ def hold_out(tables: Tables, rows: Sequence[PublishedRow], training: float) -> b
     parts = [[row for row in half if not row.left_out] for half in halves(rows)]
     fitted, held = [], []
     for half, others in (parts, parts[::-1]):
-        found = tables.fit(half)
-        fitted.append(found.residuals)
-        held.append(tables.errors(others, found.at))
+        table = tables.fit(half)
+        fitted.append(table.residuals)
+        held.append(tables.errors(others, table.at))
         error = rms(held[-1])
         print(
             f"  held out: {100 * error:.1f} % of {len(others)} rows by a fit of the other {len(half)}, "
-            f"{error / training:.2f} x training on all rows, {error / found.rms:.2f} x that fit's own "
-            f"{100 * found.rms:.1f} %"
+            f"{error / training:.2f} x training on all rows, {error / table.rms:.2f} x that fit's own "
+            f"{100 * table.rms:.1f} %"
         )
     error, own = rms(np.concatenate(held)), rms(np.concatenate(fitted))
     print(
@@ -285,14 +283,14 @@ def main() -> int:
     parser.add_argument("tables", type=Path, nargs="?", default=TABLES, help="a file like the default")
     parser.add_argument("--hold-out", action="store_true", help="fit every second row, predict the others")
     parser.add_argument("--model", default="", help="only models whose name begins so")
-    asked = parser.parse_args()
-    known, goals = published_rows(asked.tables), []
+    options = parser.parse_args()
+    known, goals = published_rows(options.tables), []
     for subject in PUBLISHED_MODELS:
-        if subject.name.startswith(asked.model):
+        if subject.name.startswith(options.model):
             tables, rows = Tables.of(subject), known[subject.name]
             training, met = report(tables, rows)
             goals.append(met)
-            if asked.hold_out:
+            if options.hold_out:
                 goals.append(hold_out(tables, rows, training))
     return 0 if all(goals) else 3
 

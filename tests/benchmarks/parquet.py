@@ -111,9 +111,9 @@ def timed(act: Callable[[], Any]) -> tuple[float, float, Any]:
     best = (np.inf, np.inf, None)
     for _ in range(3):
         cpu_s, wall_s = time.process_time(), time.perf_counter()
-        found = act()
+        result = act()
         best = min(
-            best, (time.process_time() - cpu_s, time.perf_counter() - wall_s, found), key=lambda t: t[0]
+            best, (time.process_time() - cpu_s, time.perf_counter() - wall_s, result), key=lambda t: t[0]
         )
     return best
 

@@ -144,7 +144,9 @@ def plant(fault: Fault, code: Callable[[Fault], CodeType]) -> None:
 def caches() -> list[Any]:
     """The caches of functions of ours: a filled one would hide a fault from all but the first test."""
     rooms = {fault.room for fault in FAULTS} | {"tests"}
-    held = [one for one in gc.get_objects() if isinstance(one, functools._lru_cache_wrapper)]
+    held = [
+        get_object for get_object in gc.get_objects() if isinstance(get_object, functools._lru_cache_wrapper)
+    ]
     return [cached for cached in held if (cached.__module__ or "").split(".")[0] in rooms]
 
 

@@ -155,9 +155,9 @@ def simulate(prompts: Pool, rule: Quality, replications: int, seed: int) -> Outc
         drawn = rng.integers(0, len(prompts.nats), replications)
         ends.feed(prompts.nats[drawn], prompts.broken[drawn])
         ends.unanswered.feed(np.zeros(replications))
-        found = np.where(ends.degraded, -1, np.where(ends.same, 1, 0))
-        new = (verdict == 0) & (found != 0)
-        verdict[new], count[new] = found[new], number
+        result = np.where(ends.degraded, -1, np.where(ends.same, 1, 0))
+        new = (verdict == 0) & (result != 0)
+        verdict[new], count[new] = result[new], number
         if verdict.all():
             break
     return Outcome(verdict, count)
@@ -171,20 +171,21 @@ def table(rows: tuple[Row, ...], rule: Quality, replications: int, seed: int) ->
     yield f"|---{'|--:' * 10}|"
     for row in rows:
         prompts = pool(row, rule, seed)
-        found = simulate(prompts, rule, replications, seed)
-        yield _line(row, prompts, found, rule)
+        result = simulate(prompts, rule, replications, seed)
+        yield _line(row, prompts, result, rule)
 
 
-def _line(row: Row, prompts: Pool, found: Outcome, rule: Quality) -> str:
+def _line(row: Row, prompts: Pool, outcome: Outcome, rule: Quality) -> str:
     nats, broken = float(prompts.nats.mean()), float(prompts.broken.mean())
     is_worse = nats > rule.margin_nats * 1.0001 or broken > rule.margin_broken * 1.0001
     is_same = nats < rule.margin_nats * 0.9999 and broken < rule.margin_broken * 0.9999
-    wrong = [] if is_same else [f"{found.share(1):.1%} same"]
-    wrong += [] if is_worse else [f"{found.share(-1):.1%} degraded"]
-    median, late = np.quantile(found.prompts, [0.5, 0.9])
+    wrong = [] if is_same else [f"{outcome.share(1):.1%} same"]
+    wrong += [] if is_worse else [f"{outcome.share(-1):.1%} degraded"]
+    median, late = np.quantile(outcome.prompts, [0.5, 0.9])
     return (
-        f"| {row.title} | {nats:.5f} | {prompts.nats.std():.3f} | {broken:.2%} | {found.share(1):.1%} | "
-        f"{found.share(-1):.1%} | {found.share(1, rule.prompts):.1%} | {found.share(-1, rule.prompts):.1%} | "
+        f"| {row.title} | {nats:.5f} | {prompts.nats.std():.3f} | {broken:.2%} | {outcome.share(1):.1%} | "
+        f"{outcome.share(-1):.1%} | {outcome.share(1, rule.prompts):.1%} | "
+        f"{outcome.share(-1, rule.prompts):.1%} | "
         f"{median:.0f} | {late:.0f} | {', '.join(wrong)} |"
     )
 
@@ -196,10 +197,10 @@ def main() -> None:
     )
     parser.add_argument("--replications", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     began_s = time.monotonic()
     print("load", *(f"{load:.1f}" for load in os.getloadavg()), f"on {os.cpu_count()} cores")
-    for line in table(ROWS, Quality(), asked.replications, asked.seed):
+    for line in table(ROWS, Quality(), options.replications, options.seed):
         print(line, flush=True)
     print(f"{time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.1f}")
 

@@ -61,15 +61,15 @@ def capacities(fleets: tuple[int, ...], draws: int, *words: str) -> dict[tuple[s
         "s",
     )
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
-    found: dict[tuple[str, int], Any] = {}
+    result: dict[tuple[str, int], Any] = {}
     with prediction.processes() as spread:
         for nodes in fleets:
             for policy in POLICIES:
                 began = time.monotonic()
                 cell = experiment(policy, nodes, *words)
-                found[policy, nodes] = engine_model.predict(cell, spread, draws), cell
-                print(_row(policy, nodes, found, time.monotonic() - began), flush=True)
-    return found
+                result[policy, nodes] = engine_model.predict(cell, spread, draws), cell
+                print(_row(policy, nodes, result, time.monotonic() - began), flush=True)
+    return result
 
 
 def _row(policy: str, nodes: int, found: Any, took_s: float) -> str:
@@ -132,11 +132,11 @@ def loss(policy: str, nodes: int, rate_qps: float) -> Lost:
     due_s = drawn.due_ns / NS
     asked = drawn.input_tokens, drawn.output_tokens, drawn.shared_tokens
     requests = Requests(due_s, asked, session_pieces(*shared), filled_s)
-    seen = serve(machine, requests, Replicas(nodes, balance, 1, Loss(0, at_s)))
-    failed = (seen.replica == 0) & (seen.last_token_s > at_s)
-    ttft_ms = np.where(failed, np.inf, (seen.first_token_s - due_s) * 1e3)
-    hits = [seen.cached_tokens, drawn.input_tokens]
-    return _lost(due_s - at_s, drawn.session, seen.replica, hits, ttft_ms, failed, one.slo.ttft_p90_ms)
+    served = serve(machine, requests, Replicas(nodes, balance, 1, Loss(0, at_s)))
+    failed = (served.replica == 0) & (served.last_token_s > at_s)
+    ttft_ms = np.where(failed, np.inf, (served.first_token_s - due_s) * 1e3)
+    hits = [served.cached_tokens, drawn.input_tokens]
+    return _lost(due_s - at_s, drawn.session, served.replica, hits, ttft_ms, failed, one.slo.ttft_p90_ms)
 
 
 def _lost(

@@ -93,7 +93,7 @@ def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:
     targets = VirtualTarget(service(asked, 2 * seed)), VirtualTarget(faster)
     a, b = (Driver(target, plan, lambda _, /, **__: None) for target in targets)
     sweep(a)
-    valid = (it for it in a.windows.outcomes if not it.void and not it.aborted)
+    valid = (outcome for outcome in a.windows.outcomes if not outcome.void and not outcome.aborted)
     good = [(it.plan, it.counts) for it in valid if it.plan.kind == "window"]
     centre = comparison.ramp_centre(a)
     original = comparison.Original.of_windows(plan.seed, centre, plan.slo, good, a.windows.requests)
@@ -180,37 +180,39 @@ def one(name: str, scenario: str, seed: int) -> Found:
     return _method(name)(scenario, seed)
 
 
-def line(name: str, scenario: str, found: list[Found]) -> str:
+def line(name: str, scenario: str, founds: list[Found]) -> str:
     """What a method found in a scenario, as a row of a table."""
     truth = (
         FAR_RATIOS[scenario][name.split()[-1]]
         if name in FAR
         else truths("faster_ratio" if name.endswith("compare") else "capacity_qps")[scenario]
     )
-    return row(f"{scenario} | {name}", truth, found)
+    return row(f"{scenario} | {name}", truth, founds)
 
 
-def row(title: str, truth: float, found: list[Found]) -> str:
+def row(title: str, truth: float, founds: list[Found]) -> str:
     """Bias, RMSE, cover, violations and cost of many answers to one question, as a row of a table.
 
     An answer with an open end is a bound, which is wrong where the truth lies beyond it; without any end it
     claims nothing, and no share counts it. `other ends` are the searches that something else than their
     budget ended.
     """
-    known = [each for each in found if math.isfinite(each.estimate)]
-    claims = [each for each in found if each.low or each.high < math.inf]
+    known = [each for each in founds if math.isfinite(each.estimate)]
+    claims = [each for each in founds if each.low or each.high < math.inf]
     covers = [each.low <= truth <= each.high for each in claims]
-    wrong = sum(not it for it, each in zip(covers, claims, strict=True) if not math.isfinite(each.estimate))
-    over = np.mean([each.certified > truth for each in found])
-    minutes, windows, ramp_s = (
-        np.mean([getattr(each, name) for each in found]) for name in ("minutes", "windows", "ramp_s")
+    wrong = sum(
+        not cover for cover, each in zip(covers, claims, strict=True) if not math.isfinite(each.estimate)
     )
-    stops = Counter(each.stop for each in found if each.stop != "budget")
+    over = np.mean([each.certified > truth for each in founds])
+    minutes, windows, ramp_s = (
+        np.mean([getattr(each, name) for each in founds]) for name in ("minutes", "windows", "ramp_s")
+    )
+    stops = Counter(each.stop for each in founds if each.stop != "budget")
     ends = ", ".join(f"{count} {stop}" for stop, count in stops.items())
     bias, spread, half = _errors(truth, known)
     return (
-        f"| {title} | {len(found)} | {minutes:.1f} | {bias} | {spread} | "
-        f"{np.mean(covers) if covers else math.nan:.3f} | {over:.3f} | {half} | {len(found) - len(known)} | "
+        f"| {title} | {len(founds)} | {minutes:.1f} | {bias} | {spread} | "
+        f"{np.mean(covers) if covers else math.nan:.3f} | {over:.3f} | {half} | {len(founds) - len(known)} | "
         f"{windows:.1f} | {ramp_s:.0f} | {wrong} | {ends or '-'} |"
     )
 
@@ -250,13 +252,13 @@ def main() -> None:
     parser.add_argument("--processes", type=int, help="side by side; as many as the machine has cores")
     parser.add_argument("--methods", nargs="*", choices=NAMES, help="those of each scenario")
     parser.add_argument("--scenarios", nargs="*", default=list(SCENARIOS), choices=list(SCENARIOS))
-    asked = parser.parse_args()
-    if asked.truth:
-        find_truths(asked.scenarios)
+    options = parser.parse_args()
+    if options.truth:
+        find_truths(options.scenarios)
         return
     began_s = time.monotonic()
-    seeds = range(asked.first, asked.first + asked.replications)
-    for text in table(asked.methods, asked.scenarios, seeds, asked.processes):
+    seeds = range(options.first, options.first + options.replications)
+    for text in table(options.methods, options.scenarios, seeds, options.processes):
         print(text, flush=True)
     load_now = os.getloadavg()[0]
     print(f"\n{(time.monotonic() - began_s) / 60:.1f} min on {os.cpu_count()} cores, load {load_now:.1f}")

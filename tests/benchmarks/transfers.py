@@ -45,7 +45,7 @@ def misses(batch: Batch) -> dict[tuple[str, str], float]:
         name: load([f"model={name}", f"layout={layout}", "cluster=mi325x_1n"])
         for name, layout in LAYOUTS.items()
     }
-    found = {}
+    result = {}
     for name, experiment in asked.items():
         times = {}
         for other, theirs in asked.items():
@@ -53,19 +53,19 @@ def misses(batch: Batch) -> dict[tuple[str, str], float]:
                 experiment.model, step_time=theirs.model.step_time, posterior=theirs.model.posterior
             )
             times[other] = roofline(model, experiment.hardware, experiment.layout).duration_s(batch)
-        found |= {(name, other): math.log(seconds / times[name]) for other, seconds in times.items()}
-    return found
+        result |= {(name, other): math.log(seconds / times[name]) for other, seconds in times.items()}
+    return result
 
 
 def main() -> int:
     """Print a table for each step, and the spread; returns 0."""
     grouped: list[float] = []
     for title, batch in batches().items():
-        found = misses(batch)
+        result = misses(batch)
         print(title)
         for name in LAYOUTS:
-            print(f"  {name:<22}" + "".join(f"{found[name, other]:>7.2f}" for other in LAYOUTS))
-        grouped += [found[name, other] for name in GROUPED for other in GROUPED if name != other]
+            print(f"  {name:<22}" + "".join(f"{result[name, other]:>7.2f}" for other in LAYOUTS))
+        grouped += [result[name, other] for name in GROUPED for other in GROUPED if name != other]
     spread = math.sqrt(sum(miss**2 for miss in grouped) / len(grouped))
     print(f"rms among models with grouped-query attention: {spread:.2f}")
     return 0

@@ -99,13 +99,13 @@ def test_a_probe_as_a_job_leaves_its_run_folder(run: Run, tmp_path: Path) -> Non
 
     def probed(number: int) -> dict[str, Any]:
         done = submit(run, "probe", *WORDS, *load, f"out={tmp_path}", f"run=job-{number}")
-        said = done.stdout + done.stderr
-        assert (tmp_path / f"job-{number}" / "sweep.json").exists(), said
+        output = done.stdout + done.stderr
+        assert (tmp_path / f"job-{number}" / "sweep.json").exists(), output
         job = load_run(tmp_path / f"job-{number}")
         assert job.verdict is not None and job.config.cluster.session == "address"
         code = job.verdict.exit_code
         assert (done.returncode == 0) == (code == 0)
-        assert "succeeded" in said if code == 0 else f"exit code {code}" in said
+        assert "succeeded" in output if code == 0 else f"exit code {code}" in output
         return sweep_json(tmp_path / f"job-{number}")
 
     tree = tries.valid(probed)
@@ -115,5 +115,5 @@ def test_a_probe_as_a_job_leaves_its_run_folder(run: Run, tmp_path: Path) -> Non
 def test_a_job_that_is_refused_fails(run: Run) -> None:
     done = submit(run, "probe", *WORDS, "rate_qps=-1")
     assert done.returncode == 1
-    said = done.stdout + done.stderr
-    assert "rate_qps" in said and "exit code 2" in said
+    output = done.stdout + done.stderr
+    assert "rate_qps" in output and "exit code 2" in output

@@ -120,10 +120,10 @@ class Engine:
 
     def until(self, what: Any) -> Any:
         limit_s = time.monotonic() + STEP_LIMIT_S
-        while not (found := what()):
+        while not (result := what()):
             assert time.monotonic() < limit_s and self._thread.is_alive(), "the engine does not go on"
             time.sleep(0.002)
-        return found
+        return result
 
     @property
     def used_blocks(self) -> int:

@@ -118,9 +118,9 @@ class FinishedOutputs(Outputs):
 
     def put_nowait(self, outputs: Any) -> None:
         super().put_nowait(outputs)
-        for one in outputs[1].outputs:
-            if one.finish_reason is not None:
-                self.side.finishes(one.request_id, self.clock.now_s)
+        for output in outputs[1].outputs:
+            if output.finish_reason is not None:
+                self.side.finishes(output.request_id, self.clock.now_s)
 
 
 class Side:

@@ -109,10 +109,10 @@ class Outputs:
         self.clock, self.log = clock, log
 
     def put_nowait(self, outputs: Any) -> None:
-        for one in outputs[1].outputs:
-            if one.new_token_ids:
-                self.log.first_s.setdefault(one.request_id, self.clock.now_s)
-                self.log.last_s[one.request_id] = self.clock.now_s
+        for output in outputs[1].outputs:
+            if output.new_token_ids:
+                self.log.first_s.setdefault(output.request_id, self.clock.now_s)
+                self.log.last_s[output.request_id] = self.clock.now_s
 
 
 class Core(core_module.EngineCoreProc):

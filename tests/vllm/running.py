@@ -81,8 +81,8 @@ def start(experiment: Experiment, verb: str, emit: Any) -> tuple[Start, None]:
 def counters(pages: Iterable[str], names: Iterable[str]) -> dict[str, float]:
     """Totals of vLLM's pages of metrics, summed over labels and replicas."""
     text = "\n".join(pages)
-    found = {name: re.findall(rf"^vllm:{name}{{.*}} (\S+)$", text, re.MULTILINE) for name in names}
-    return {name: sum(map(float, values)) for name, values in found.items()}
+    result = {name: re.findall(rf"^vllm:{name}{{.*}} (\S+)$", text, re.MULTILINE) for name in names}
+    return {name: sum(map(float, values)) for name, values in result.items()}
 
 
 def post(url: str, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> bytes:

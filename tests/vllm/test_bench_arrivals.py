@@ -31,14 +31,14 @@ async def _sent_s(clock: Clock, requests: int, rate: float, burstiness: float) -
     return [clock.time() async for _ in serve.get_request(planned, rate, burstiness)]
 
 
-@pytest.mark.parametrize("asked", [*GIVEN, (100, 8.0, 0, 1.0)])
+@pytest.mark.parametrize("question", [*GIVEN, (100, 8.0, 0, 1.0)])
 def test_the_tool_sends_when_we_say(
-    asked: tuple[int, float, int, float], monkeypatch: pytest.MonkeyPatch
+    question: tuple[int, float, int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests, rate, seed, burstiness = asked
+    requests, rate, seed, burstiness = question
     clock = Clock()
     monkeypatch.setattr(serve, "time", clock)
     monkeypatch.setattr(serve, "asyncio", SimpleNamespace(sleep=clock.sleep))
     np.random.seed(seed)  # noqa: NPY002  # as the tool does
     sent_s = asyncio.run(_sent_s(clock, requests, rate, burstiness))
-    np.testing.assert_allclose(bench_arrivals_s(*asked), sent_s, rtol=1e-9)
+    np.testing.assert_allclose(bench_arrivals_s(*question), sent_s, rtol=1e-9)

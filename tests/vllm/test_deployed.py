@@ -38,14 +38,14 @@ SHORT = "rate_qps=4", "duration_s=8"
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    said: list[str] = []
+    lines: list[str] = []
 
     def emit(kind: str, /, **facts: Any) -> None:
-        said.append(str(facts.get("text")))
+        lines.append(str(facts.get("text")))
 
     words = [*WORDS, *QUEUE]
     with service(load(words), emit) as served:
-        assert any("replicas warm" in line for line in said), said
+        assert any("replicas warm" in line for line in lines), lines
         yield Up(served, words, tmp_path_factory.mktemp("runs"))
 
 
@@ -164,13 +164,13 @@ def disagreements(tree: dict[str, Any], theirs: list[tuple[float, float]]) -> li
     return apart
 
 
-async def plain_client(url: str, asked: Experiment) -> list[tuple[float, float]]:
+async def plain_client(url: str, experiment: Experiment) -> list[tuple[float, float]]:
     """TTFT and TPOT in seconds of an open loop that knows nothing of ours but when and what to send."""
     end_ns = int(SECONDS * NS)
-    drawn = Traffic(asked.workload).draw(
-        RATE_QPS, {"window": (0, end_ns)}, window_index=0, first_seq=0, seed=asked.seed
+    drawn = Traffic(experiment.workload).draw(
+        RATE_QPS, {"window": (0, end_ns)}, window_index=0, first_seq=0, seed=experiment.seed
     )
-    prompts = Prompts(asked.workload, asked.model.served_name, asked.model.vocab, salt=77)
+    prompts = Prompts(experiment.workload, experiment.model.served_name, experiment.model.vocab, salt=77)
     began_s = time.monotonic() + 0.5
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
 

@@ -137,30 +137,34 @@ def asked(models: Models) -> Experiment:
 
 
 @pytest.fixture(scope="module")
-def served(models: Models, asked: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def served(
+    models: Models, experiment: Experiment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """An endpoint of the plain model."""
     log, words = tmp_path_factory.mktemp("server") / "plain.log", ["--enforce-eager"]
     for key, value in ARGS.items():
         words += [f"--{key.replace('_', '-')}", str(value)]
-    with serving(models.plain, asked.model.served_name, log, ENVIRONMENT, *words) as starting:
+    with serving(models.plain, experiment.model.served_name, log, ENVIRONMENT, *words) as starting:
         yield starting.ready()
 
 
-def answers(asked: Experiment, url: str, ask: Sequence[AskedPrompt]) -> list[AnswerRecord]:
+def answers(experiment: Experiment, url: str, ask: Sequence[AskedPrompt]) -> list[AnswerRecord]:
     """What the endpoint answers, asked at the gate's own pace."""
-    found: list[AnswerRecord] = []
-    service = AskedService([url], DEFAULT_ACCESS, asked.model.served_name, asked.quality.answer_tokens, 60.0)
-    pace = gate_questions.gate_pace(asked)
-    with Asking(ask, pace, service.ask, lambda _, one: bool(found.append(one))) as one:
+    items: list[AnswerRecord] = []
+    service = AskedService(
+        [url], DEFAULT_ACCESS, experiment.model.served_name, experiment.quality.answer_tokens, 60.0
+    )
+    pace = gate_questions.gate_pace(experiment)
+    with Asking(ask, pace, service.ask, lambda _, one: bool(items.append(one))) as one:
         while not one.is_over():
             time.sleep(0.1)
-    return found
+    return items
 
 
 @pytest.fixture(scope="module")
-def base(asked: Experiment, served: Server) -> list[AnswerRecord]:
+def base(experiment: Experiment, served: Server) -> list[AnswerRecord]:
     """A's answers to all prompts, twice."""
-    return answers(asked, served.url, list(quality_study.base_questions(asked)))
+    return answers(experiment, served.url, list(quality_study.base_questions(experiment)))
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,7 @@ class Recorded:
 
 
 @pytest.fixture(scope="module")
-def recorded(models: Models, asked: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+def recorded(models: Models, experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     out = tmp_path_factory.mktemp("recorded")
     sides = {
         "much": (str(models.much), ARGS),
@@ -189,7 +193,7 @@ def recorded(models: Models, asked: Experiment, tmp_path_factory: pytest.TempPat
     }
     tree = {
         "out": str(out),
-        "prompts": gate_questions.gate_prompts(asked)[:CANDIDATE_PROMPTS],
+        "prompts": gate_questions.gate_prompts(experiment)[:CANDIDATE_PROMPTS],
         "tokens": OUTPUT_TOKENS,
         "top": gate_questions.ALTERNATIVES,
         "sides": sides,
@@ -207,16 +211,19 @@ def recorded(models: Models, asked: Experiment, tmp_path_factory: pytest.TempPat
     return Recorded(out, refused)
 
 
-def shown(found: GateVerdict) -> str:
+def shown(verdict: GateVerdict) -> str:
     """All that a failed assertion needs."""
-    return f"{found.verdict} after {found.prompts} prompts; {found.why}; {found.again}; {found.candidate}"
+    sides = f"{verdict.again}; {verdict.candidate}"
+    return f"{verdict.verdict} after {verdict.prompts} prompts; {verdict.why}; {sides}"
 
 
-def test_a_model_is_the_same_as_itself(asked: Experiment, served: Server, base: list[AnswerRecord]) -> None:
+def test_a_model_is_the_same_as_itself(
+    experiment: Experiment, served: Server, base: list[AnswerRecord]
+) -> None:
     """As soon as that can be said at all: after 432 prompts, at the margins of the configuration."""
-    again = answers(asked, served.url, quality_study.candidate_questions(asked))
-    found = judge(answer_file.evidence_of(base, again), asked.quality)
-    assert found.verdict == "SAME", shown(found)
+    again = answers(experiment, served.url, quality_study.candidate_questions(experiment))
+    verdict = judge(answer_file.evidence_of(base, again), experiment.quality)
+    assert verdict.verdict == "SAME", shown(verdict)
 
 
 def test_noise_on_the_weights_is_degraded(recorded: Recorded, base: list[AnswerRecord]) -> None:
@@ -224,19 +231,19 @@ def test_noise_on_the_weights_is_degraded(recorded: Recorded, base: list[AnswerR
 
     A hundredth is degraded too (0.03 nats, 68 prompts); with a thousandth 432 prompts decide nothing.
     """
-    found = recorded.judged("much", base)
-    assert found.verdict == "DEGRADED", shown(found)
-    assert found.nats.low > 0 or found.broken.low > 0, shown(found)
+    verdict = recorded.judged("much", base)
+    assert verdict.verdict == "DEGRADED", shown(verdict)
+    assert verdict.nats.low > 0 or verdict.broken.low > 0, shown(verdict)
 
 
 def test_hardly_any_noise_is_not_degraded_and_its_interval_says_so(
     recorded: Recorded, base: list[AnswerRecord]
 ) -> None:
     """A ten-thousandth of each tensor's spread: 2e-4 to 5e-4 nats."""
-    found = recorded.judged("little", base)
-    assert found.verdict in ("SAME", "UNDECIDED"), shown(found)
-    assert found.nats.low < 0 < found.nats.high, shown(found)
-    assert found.candidate.mean_nats < found.nats.margin, shown(found)
+    verdict = recorded.judged("little", base)
+    assert verdict.verdict in ("SAME", "UNDECIDED"), shown(verdict)
+    assert verdict.nats.low < 0 < verdict.nats.high, shown(verdict)
+    assert verdict.candidate.mean_nats < verdict.nats.margin, shown(verdict)
 
 
 def test_a_cache_in_fp8_is_degraded(recorded: Recorded, base: list[AnswerRecord]) -> None:
@@ -244,8 +251,8 @@ def test_a_cache_in_fp8_is_degraded(recorded: Recorded, base: list[AnswerRecord]
 
     0.045 nats (E5M2 0.076), and 17 % of prompts broken, which 37 prompts show.
     """
-    found = recorded.judged("fp8", base)
-    assert found.verdict == "DEGRADED", shown(found)
+    verdict = recorded.judged("fp8", base)
+    assert verdict.verdict == "DEGRADED", shown(verdict)
 
 
 def test_bfloat16_is_seen_and_is_less_than_the_noise(recorded: Recorded, base: list[AnswerRecord]) -> None:
@@ -254,32 +261,32 @@ def test_bfloat16_is_seen_and_is_less_than_the_noise(recorded: Recorded, base: l
     No verdict is asserted: of this model 4 % of prompts break, for a token near a tie goes to another expert,
     and the mean alone lies within the margin.
     """
-    found, much = recorded.judged("bf16", base), recorded.judged("much", base)
-    assert 0 < found.candidate.mean_nats < much.candidate.mean_nats / 4, f"{shown(found)}; {shown(much)}"
+    verdict, much = recorded.judged("bf16", base), recorded.judged("much", base)
+    assert 0 < verdict.candidate.mean_nats < much.candidate.mean_nats / 4, f"{shown(verdict)}; {shown(much)}"
 
 
 def test_no_answer_comes_from_the_prefix_cache(
-    asked: Experiment, served: Server, base: list[AnswerRecord]
+    experiment: Experiment, served: Server, base: list[AnswerRecord]
 ) -> None:
     """Every prompt was asked twice and more; with one salt, a second answer does come from it."""
     assert {one.error for one in base} == {None}
     assert served.counters(HITS) == [0]
-    prompt = gate_questions.gate_prompts(asked)[0]
-    body = gate_questions.request_body(asked.model.served_name, prompt, OUTPUT_TOKENS, "one-salt")
-    found = [gate_questions.parse(post(served.url, body), prompt, OUTPUT_TOKENS)[0] for _ in range(2)]
+    prompt = gate_questions.gate_prompts(experiment)[0]
+    body = gate_questions.request_body(experiment.model.served_name, prompt, OUTPUT_TOKENS, "one-salt")
+    result = [gate_questions.parse(post(served.url, body), prompt, OUTPUT_TOKENS)[0] for _ in range(2)]
     assert served.counters(HITS) == [BLOCK_TOKENS]
-    assert found[0].tokens == found[1].tokens
+    assert result[0].tokens == result[1].tokens
 
 
-def test_an_answer_is_what_the_gate_reads(asked: Experiment, served: Server) -> None:
-    prompt = gate_questions.gate_prompts(asked)[0]
-    body = gate_questions.request_body(asked.model.served_name, prompt, OUTPUT_TOKENS, "shape")
+def test_an_answer_is_what_the_gate_reads(experiment: Experiment, served: Server) -> None:
+    prompt = gate_questions.gate_prompts(experiment)[0]
+    body = gate_questions.request_body(experiment.model.served_name, prompt, OUTPUT_TOKENS, "shape")
     answer = post(served.url, body)
     tree = json.loads(answer)["choices"][0]
-    found, _ = gate_questions.parse(answer, prompt, OUTPUT_TOKENS)
-    assert list(found.tokens) == tree["token_ids"]
+    result, _ = gate_questions.parse(answer, prompt, OUTPUT_TOKENS)
+    assert list(result.tokens) == tree["token_ids"]
     assert len(answer) < gate_questions.most_bytes(len(prompt), OUTPUT_TOKENS)
-    for token, top in zip(found.tokens, found.alternatives, strict=True):
+    for token, top in zip(result.tokens, result.alternatives, strict=True):
         # Greedy: the answered token is the likeliest, and is not told twice.
         assert top[token] == max(top.values()) and len(top) == gate_questions.ALTERNATIVES
 
@@ -299,20 +306,20 @@ def refusals(url: str, body: bytes, model: ServedModel) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("salt", ["a" * 128, "a" * 129, "a@b", "a/b", "a\\b", "a\0b", ""])
-def test_our_rules_for_salts_are_vllms(salt: str, asked: Experiment, served: Server) -> None:
+def test_our_rules_for_salts_are_vllms(salt: str, experiment: Experiment, served: Server) -> None:
     """The simulated server's, with its words."""
-    name, prompt = asked.model.served_name, gate_questions.gate_prompts(asked)[0]
+    name, prompt = experiment.model.served_name, gate_questions.gate_prompts(experiment)[0]
     tree = json.loads(gate_questions.request_body(name, prompt, 1, "a")) | {"cache_salt": salt}
-    model = ServedModel(name, 1024, asked.model.vocab)
+    model = ServedModel(name, 1024, experiment.model.vocab)
     theirs, ours = refusals(served.url, json.dumps(tree).encode(), model)
     assert ours == theirs
 
 
 def test_more_alternatives_than_vllm_gives_are_refused_with_its_words(
-    asked: Experiment, served: Server
+    experiment: Experiment, served: Server
 ) -> None:
-    name = asked.model.served_name
-    tree = json.loads(gate_questions.request_body(name, gate_questions.gate_prompts(asked)[0], 1, "a"))
+    name = experiment.model.served_name
+    tree = json.loads(gate_questions.request_body(name, gate_questions.gate_prompts(experiment)[0], 1, "a"))
     body = json.dumps(tree | {"logprobs": gate_questions.ALTERNATIVES + 1}).encode()
-    theirs, ours = refusals(served.url, body, ServedModel(name, 1024, asked.model.vocab))
+    theirs, ours = refusals(served.url, body, ServedModel(name, 1024, experiment.model.vocab))
     assert ours == theirs and f"max allowed: {gate_questions.ALTERNATIVES}" in theirs["message"]

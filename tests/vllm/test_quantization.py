@@ -65,10 +65,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 def accepted(model: str, args: dict[str, Any]) -> bool:
     words = [f"engine.args.{name}={json.dumps(value)}" for name, value in args.items()]
-    asked = load(["engine=vllm", f"model={model}", LAYOUTS[model], *words])
-    assert isinstance(asked.engine, VllmEngine)
+    experiment = load(["engine=vllm", f"model={model}", LAYOUTS[model], *words])
+    assert isinstance(experiment.engine, VllmEngine)
     try:
-        recipes.resolve(asked.engine, asked.model, asked.layout, vllm.__version__, asked.hardware)
+        recipes.resolve(
+            experiment.engine, experiment.model, experiment.layout, vllm.__version__, experiment.hardware
+        )
     except ValueError as error:
         assert "quantization" in str(error)
         return False
@@ -84,8 +86,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
     asked = json.dumps([list(CHECKPOINTS), CASES])
-    found: dict[str, dict[str, str]] = said(["-c", CHECK, str(root), asked], ENVIRONMENT, root)
-    return found
+    result: dict[str, dict[str, str]] = said(["-c", CHECK, str(root), asked], ENVIRONMENT, root)
+    return result
 
 
 @pytest.mark.parametrize("model", CHECKPOINTS)

@@ -66,8 +66,8 @@ def sentence_pieces() -> tuple[Any, Any]:
 
 
 def prompts(folder: Path, kind: str, *words: str) -> Prompts:
-    asked = load(["engine=vllm", f"workload.prompt={kind}", f"workload.tokenizer={folder}", *words])
-    return Prompts(asked.workload, "m", VOCAB, salt=3)
+    experiment = load(["engine=vllm", f"workload.prompt={kind}", f"workload.tokenizer={folder}", *words])
+    return Prompts(experiment.workload, "m", VOCAB, salt=3)
 
 
 def text(body: bytes) -> str:

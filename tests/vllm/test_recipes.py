@@ -49,9 +49,11 @@ def specs(*words: str) -> Experiment:
     return load(["engine=vllm", *words])
 
 
-def resolved(asked: Experiment) -> Recipe:
-    assert isinstance(asked.engine, VllmEngine)
-    return recipes.resolve(asked.engine, asked.model, asked.layout, VERSION, asked.hardware)
+def resolved(experiment: Experiment) -> Recipe:
+    assert isinstance(experiment.engine, VllmEngine)
+    return recipes.resolve(
+        experiment.engine, experiment.model, experiment.layout, VERSION, experiment.hardware
+    )
 
 
 def rejects(parse: Parse, *words: str) -> bool:
@@ -72,10 +74,10 @@ def test_the_parser_takes_every_recipe_that_is_accepted(model: str, layout: str,
         except ValueError as error:
             assert "dense" in str(error)
             continue
-        found = vars(parse(recipes.command(recipe, asked.model)))
-        assert found["model_tag"] == asked.model.served_name
+        result = vars(parse(recipes.command(recipe, asked.model)))
+        assert result["model_tag"] == asked.model.served_name
         for name, value in recipe.args.items():
-            read = found[name]
+            read = result[name]
             assert str(read).rpartition(".")[2] == str(value) or read == value, (name, read, value)
 
 
@@ -127,9 +129,9 @@ def test_rocms_attention_takes_the_blocks_that_are_accepted(backend: str, tokens
 
 def test_kimis_processor_is_loaded_as_the_flag_says() -> None:
     """It is read and not run: nobody has the checkpoint here."""
-    found = find_spec("vllm.model_executor.models.kimi_k25")
-    assert found and found.origin
-    assert "trust_remote_code=self.ctx.model_config.trust_remote_code" in Path(found.origin).read_text()
+    result = find_spec("vllm.model_executor.models.kimi_k25")
+    assert result and result.origin
+    assert "trust_remote_code=self.ctx.model_config.trust_remote_code" in Path(result.origin).read_text()
 
 
 @pytest.mark.parametrize("known", vllm_flags.flags().variables, ids=lambda known: known.name)
@@ -210,9 +212,9 @@ def test_vllm_and_ray_take_both_sides_of_a_split_layout(layout: str, connector: 
     rendering = render(RenderingInput(asked, VERSION))
     for process in rendering.processes:
         words = process.command[process.command.index("serve") + 1 :]
-        found = parse(words).kv_transfer_config
-        assert found.kv_role == {"prefill": "kv_producer", "decode": "kv_consumer"}[process.side]
-        assert found.kv_connector in KVConnectorFactory._registry
+        result = parse(words).kv_transfer_config
+        assert result.kv_role == {"prefill": "kv_producer", "decode": "kv_consumer"}[process.side]
+        assert result.kv_connector in KVConnectorFactory._registry
     assert rendering.application is not None
     args = rendering.application["applications"][0]["args"]
     for name in ("prefill_config", "decode_config"):

@@ -64,24 +64,24 @@ def described(file: Tree, words: list[str]) -> list[Tree]:
 
     (served,) = file["applications"]
     module, _, name = served["import_path"].partition(":")
-    asked = load(words)
-    if asked.routing.policy == "kv_aware":  # as if it were here: nothing of it runs
+    experiment = load(words)
+    if experiment.routing.policy == "kv_aware":  # as if it were here: nothing of it runs
         sys.modules.setdefault("dynamo", ModuleType("dynamo")).__spec__ = ModuleSpec("dynamo", None)
-    sweep = service_plan(asked).build
+    sweep = service_plan(experiment).build
     return [_deployments(app) for app in (getattr(import_module(module), name)(served["args"]), sweep())]
 
 
 def _deployments(app: Any) -> Tree:
     """Each deployment of the graph by its name without its class, and the one that HAProxy asks."""
-    found: Tree = {}
+    result: Tree = {}
     waiting = [app, *filter(None, [app._ingress_request_router])]
     while waiting:
         one = waiting.pop()._bound_deployment
         given = [*one.init_args, *one.init_kwargs.values()]
         flat = [each for it in given for each in (it.values() if isinstance(it, dict) else [it])]
-        waiting += [each for each in flat if type(each) is type(app) and _name(each) not in found]
-        found[_name(app) if one is app._bound_deployment else one.name.rpartition(":")[2]] = _described(one)
-    return found
+        waiting += [each for each in flat if type(each) is type(app) and _name(each) not in result]
+        result[_name(app) if one is app._bound_deployment else one.name.rpartition(":")[2]] = _described(one)
+    return result
 
 
 def _name(app: Any) -> str:
@@ -101,8 +101,8 @@ def _described(deployment: Any) -> Tree:
         "placement": [made.placement_group_bundles, made.placement_group_strategy],
         "gang": str(config.gang_scheduling_config),
         "engine": [
-            [one.model_id, one.engine_kwargs, one.experimental_configs, one.log_engine_metrics]
-            for one in engines
+            [engine.model_id, engine.engine_kwargs, engine.experimental_configs, engine.log_engine_metrics]
+            for engine in engines
         ],
     }
 
@@ -205,10 +205,12 @@ class Served:
     def options(self) -> Tree:
         """What Serve's controller says of the deployment of the engines."""
         deployments = details()["applications"][self.application["name"]]["deployments"]
-        (found,) = [
-            it["deployment_config"] for name, it in deployments.items() if name.startswith("LLMServer")
+        (result,) = [
+            deployment["deployment_config"]
+            for name, deployment in deployments.items()
+            if name.startswith("LLMServer")
         ]
-        tree: Tree = found
+        tree: Tree = result
         return tree
 
     def ask(self, prompt: str, session: str = "none") -> str | None:

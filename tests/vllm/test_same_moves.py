@@ -48,10 +48,11 @@ def run_ours(case: Case) -> tuple[Log, Log]:
     seconds, writes = TransferSeconds.of(MODEL, case.layout), case.layout.transfer_mode == "write"
     kind = replace(decode, prefill=PrefillKind(prefill, seconds, writes, 1, 1))
     tokens = [
-        np.array([getattr(it, name) for it in case.prompts]) for name in ("input_tokens", "output_tokens")
+        np.array([getattr(prompt, name) for prompt in case.prompts])
+        for name in ("input_tokens", "output_tokens")
     ]
-    names, shared = (np.array([[it[k] for it in case.prompts]]) for k in (4, 3))
-    due_s = np.array([it.at_s for it in case.prompts])
+    names, shared = (np.array([[prompt[k] for prompt in case.prompts]]) for k in (4, 3))
+    due_s = np.array([prompt.at_s for prompt in case.prompts])
     services = [Service(kind, Replicas(), len(due_s), 1000, 1 << 16) for _ in range(2)]
     for service, until_s in zip(services, (-1.0, 1e6), strict=True):
         service.append(*tokens, names, shared)

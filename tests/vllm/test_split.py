@@ -84,11 +84,11 @@ def up(alone: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iter
 def by_source(up: Up) -> dict[str, float]:
     """Prompt tokens of the decode engine by where their KV is from, as vLLM counts them."""
     (page,) = up.pages()
-    found = {}
+    result = {}
     for line in page.splitlines():
         if line.startswith("vllm:prompt_tokens_by_source_total{"):
-            found[line.partition('source="')[2].partition('"')[0]] = float(line.rpartition(" ")[2])
-    return found
+            result[line.partition('source="')[2].partition('"')[0]] = float(line.rpartition(" ")[2])
+    return result
 
 
 def test_answers_are_those_of_one_engine_alone_and_no_prompt_is_computed_twice(

@@ -45,14 +45,14 @@ def student_t3(t: float) -> float:
 
 @pytest.mark.parametrize("limits", [1, 2, 3])
 def test_each_figure_is_its_quantile_of_the_smallest_limit(limits: int) -> None:
-    found = of_prior(limits)
-    below = {name: smallest_below(getattr(found, name), limits) for name in ENDS}
+    capacity = of_prior(limits)
+    below = {name: smallest_below(getattr(capacity, name), limits) for name in ENDS}
     assert below == pytest.approx(ENDS, abs=2e-3)
 
 
 def test_the_tail_moves_both_ends_and_not_what_is_certified() -> None:
-    found = of_prior(2, tail=0.2)
-    below = [smallest_below(qps, 2) for qps in (found.low, found.high, found.certified)]
+    capacity = of_prior(2, tail=0.2)
+    below = [smallest_below(qps, 2) for qps in (capacity.low, capacity.high, capacity.certified)]
     assert below == pytest.approx([0.2, 0.8, 0.05], abs=2e-3)
 
 

@@ -254,13 +254,13 @@ def test_an_effect_is_told_with_its_side_and_its_interval_in_order() -> None:
 @pytest.mark.slow
 def test_a_sweep_says_what_it_measured_streams_per_node_or_a_pool() -> None:
     drive, experiment = driver(["search=quick", "search.min_windows=3", "search.budget_s=210"], 1.0, 1.0)
-    found = swept(drive)
-    tree = to_tree(verdicts.sweep_verdict(experiment, drive, found.stop, "virtual"))
-    assert found.capacity is not None and found.capacity.low < 3.35 < found.capacity.high  # the truth
-    assert tree["capacity"]["windows_used"] == list(range(len(found.outcomes)))
+    result = swept(drive)
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, result.stop, "virtual"))
+    assert result.capacity is not None and result.capacity.low < 3.35 < result.capacity.high  # the truth
+    assert tree["capacity"]["windows_used"] == list(range(len(result.outcomes)))
     assert len(tree["nodes"]["effects_pct"]) == 2
-    said = text_of(tree)
-    assert "independent streams per node: each of 2 nodes" in said and "pooled" not in said
+    text = text_of(tree)
+    assert "independent streams per node: each of 2 nodes" in text and "pooled" not in text
     routed = {**tree, "asked": {**tree["asked"], "routing": "leastconn"}, "nodes": None}
     pooled = text_of(routed)
     assert "pooled service behind one balancer" in pooled
@@ -284,7 +284,7 @@ def test_four_nodes_know_as_much_in_a_quarter_of_the_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["layout=dp2_tp4_ep4"], "use a layout with replicas_per_node=1"),
         (["engine=external", "target.urls=[http://a:1,http://b:1]"], "set cluster.nodes=2"),
@@ -296,8 +296,8 @@ def test_four_nodes_know_as_much_in_a_quarter_of_the_time() -> None:
         (["routing.data_path=haproxy"], "per_node needs data_path=direct"),
     ],
 )
-def test_a_stream_that_would_not_be_a_nodes_is_refused(words: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
+def test_a_stream_that_would_not_be_a_nodes_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
         load(["routing=per_node", *words])
 
 

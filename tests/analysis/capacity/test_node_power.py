@@ -31,8 +31,8 @@ def mean(seconds: Sequence[float], watts: Sequence[float], start_s: float, end_s
 
 def test_eight_gpus_of_constant_power_draw_their_sum() -> None:
     (node,) = by_node(table([sample(s, [700.0] * 8) for s in range(101)]))
-    found = node.gpus_mean(0, 100 * NS)
-    assert (found.watts, found.coverage, node.told, node.gpus) == (pytest.approx(5600), 1.0, 8, 8)
+    result = node.gpus_mean(0, 100 * NS)
+    assert (result.watts, result.coverage, node.told, node.gpus) == (pytest.approx(5600), 1.0, 8, 8)
 
 
 def test_a_ramp_has_the_mean_of_the_part_that_is_asked_for() -> None:
@@ -51,28 +51,28 @@ def test_uneven_samples_count_by_the_time_that_they_stand_for() -> None:
 def test_a_gap_is_uncovered_and_no_zero() -> None:
     gap_s = MOST_GAP_NS / NS
     kept = [s for s in range(301) if not 100 < s < 101 + gap_s]
-    found = mean(kept, [700.0] * len(kept), 0, 300)
-    assert found.watts == pytest.approx(700) and found.coverage == pytest.approx(1 - (gap_s + 1) / 300)
+    result = mean(kept, [700.0] * len(kept), 0, 300)
+    assert result.watts == pytest.approx(700) and result.coverage == pytest.approx(1 - (gap_s + 1) / 300)
     just_covered = [s for s in range(301) if not 100 < s < 100 + gap_s]
     assert mean(just_covered, [700.0] * len(just_covered), 0, 300).coverage == pytest.approx(1)
 
 
 def test_a_window_that_is_hardly_covered_has_no_mean() -> None:
-    found = mean(range(51), [700.0] * 51, 0, 100)
-    assert found.watts is None and found.coverage == pytest.approx(0.5)
+    result = mean(range(51), [700.0] * 51, 0, 100)
+    assert result.watts is None and result.coverage == pytest.approx(0.5)
     assert mean(range(51), [700.0] * 51, 60, 100).coverage == 0
 
 
 @pytest.mark.parametrize(("seconds", "end_s"), [([], 10), ([5], 10), ([0, 10], 0)])
 def test_too_few_samples_or_no_window_have_no_mean(seconds: list[float], end_s: float) -> None:
-    found = mean(seconds, [700.0] * len(seconds), 0, end_s)
-    assert found.watts is None and found.coverage == 0
+    result = mean(seconds, [700.0] * len(seconds), 0, end_s)
+    assert result.watts is None and result.coverage == 0
 
 
 def test_one_gpu_that_falls_silent_makes_the_node_unknown_and_one_that_never_told_does_not() -> None:
     silent = [sample(s, [700.0, 700.0 if s < 50 else None]) for s in range(101)]
-    found = by_node(table(silent))[0].gpus_mean(0, 100 * NS)
-    assert found.watts is None and found.coverage == pytest.approx(0.49)
+    result = by_node(table(silent))[0].gpus_mean(0, 100 * NS)
+    assert result.watts is None and result.coverage == pytest.approx(0.49)
     (second_die,) = by_node(table([sample(s, [500.0, None]) for s in range(101)]))
     assert second_die.gpus_mean(0, 100 * NS).watts == pytest.approx(500)
     assert (second_die.told, second_die.gpus) == (1, 2)

@@ -57,13 +57,15 @@ def counts(slo: Slo, *rows: dict[str, Any], now_s: float = 50.0) -> dict[str, Li
 
 def test_each_latency_is_counted_against_its_own_bound() -> None:
     slo = Slo("s", 400.0, None, {"itl_p99": 39.0, "e2e_p95": 2500.0})
-    found = counts(slo, row(1), row(2, own_itl_us=38_000, last_token_offset_ns=3000 * MS), row(3, "timeout"))
-    assert {name: (one.over, one.determined) for name, one in found.items()} == {
+    counted = counts(
+        slo, row(1), row(2, own_itl_us=38_000, last_token_offset_ns=3000 * MS), row(3, "timeout")
+    )
+    assert {name: (one.over, one.determined) for name, one in counted.items()} == {
         "ttft": (3, 3),
         "itl_p99": (2, 3),
         "e2e_p95": (2, 3),
     }
-    assert found["itl_p99"].block_over == (2, 0, 0, 0, 0, 0, 0, 0, 0)
+    assert counted["itl_p99"].block_over == (2, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def test_the_share_over_a_bound_is_of_those_that_are_determined() -> None:
@@ -83,8 +85,8 @@ def test_what_is_in_flight_is_over_e2e_once_it_is_older_and_its_gaps_are_unknown
 def test_a_joint_bound_counts_requests_that_miss_any_bound() -> None:
     slo = Slo("s", 600.0, None, {"itl_p99": 39.0, "e2e_p95": 2500.0}, joint=0.9)
     late = row(2, own_itl_us=30_000, last_token_offset_ns=3000 * MS)
-    found = counts(slo, row(1, own_itl_us=30_000), late, row(3), row(4, "timeout"))["joint_p90"]
-    assert (found.over, found.determined) == (3, 4)
+    counted = counts(slo, row(1, own_itl_us=30_000), late, row(3), row(4, "timeout"))["joint_p90"]
+    assert (counted.over, counted.determined) == (3, 4)
     waits = row(44, "pending", own_itl_us=None)
     early, aged = (counts(slo, waits, now_s=at_s)["joint_p90"] for at_s in (45.0, 47.0))
     assert [(one.over, one.determined) for one in (early, aged)] == [(0, 0), (1, 1)]
@@ -93,8 +95,8 @@ def test_a_joint_bound_counts_requests_that_miss_any_bound() -> None:
 def test_pooled_gaps_count_a_request_in_parts_by_its_gaps() -> None:
     slo = Slo("s", None, None, {"itl_pooled_p95": 30.0})
     short, long_ = row(1, gaps=20, gaps_over=10), row(2, gaps=80, gaps_over=8)
-    found = counts(slo, short, long_, row(44, "pending"))["itl_pooled_p95"]
-    assert found.share == pytest.approx(18 / 100) and found.determined == pytest.approx(2)
+    counted = counts(slo, short, long_, row(44, "pending"))["itl_pooled_p95"]
+    assert counted.share == pytest.approx(18 / 100) and counted.determined == pytest.approx(2)
     failed = counts(slo, short, long_, row(3, "timeout", requested_output_tokens=51))["itl_pooled_p95"]
     assert failed.share == pytest.approx(68 / 150)
 
@@ -102,20 +104,20 @@ def test_pooled_gaps_count_a_request_in_parts_by_its_gaps() -> None:
 def test_a_queue_that_is_not_told_is_unknown_and_of_a_failure_endless() -> None:
     slo = Slo("s", None, None, {"queue_p90": 500.0})
     told = [row(1, queue_us=499_000), row(2, queue_us=501_000), row(3, "timeout")]
-    found = counts(slo, *told, row(4), row(44, "pending"))["queue_p90"]
-    assert (found.over, found.determined) == (2, 3)
+    counted = counts(slo, *told, row(4), row(44, "pending"))["queue_p90"]
+    assert (counted.over, counted.determined) == (2, 3)
     assert counts(slo, row(1), row(2))["queue_p90"].share is None
 
 
 def test_a_joint_share_of_bounds_that_no_request_keeps_alone_is_of_all() -> None:
     slo = Slo("s", None, None, {"itl_pooled_p95": 30.0})
-    found = parts_over(table([row(1), row(44, "pending")]), slo, EVERY, 50 * NS)
-    assert [part.tolist() for part in found] == [[0, 0], [1, 0]]
+    result = parts_over(table([row(1), row(44, "pending")]), slo, EVERY, 50 * NS)
+    assert [part.tolist() for part in result] == [[0, 0], [1, 0]]
 
 
 def test_a_window_without_requests_says_nothing() -> None:
     slo = Slo("s", 600.0, None, {"itl_pooled_p95": 30.0, "itl_p99": 39.0}, joint=0.9)
-    assert all(one.determined == 0 and one.share is None for one in counts(slo).values())
+    assert all(count.determined == 0 and count.share is None for count in counts(slo).values())
 
 
 def on_the_curve(limit: str, capacity: float, rates: np.ndarray, others: tuple[str, ...] = ()) -> list[Any]:
@@ -139,23 +141,23 @@ def on_the_curve(limit: str, capacity: float, rates: np.ndarray, others: tuple[s
 
 @pytest.mark.parametrize("limit", ["ttft", "ttft_p99", "itl_p95", "itl_pooled_p99", "e2e_p50", "joint_p90"])
 def test_the_capacity_is_where_the_allowed_share_is_over(limit: str) -> None:
-    found = posterior(on_the_curve(limit, 5.0, np.geomspace(4.5, 5.4, 8)), Prior(math.log(5.5)))
-    assert found.qps_per_node == pytest.approx(5.0, rel=0.02)
-    assert found.low < 5.0 < found.high and found.binding == limit
-    assert found.limits[limit].informative
+    capacity = posterior(on_the_curve(limit, 5.0, np.geomspace(4.5, 5.4, 8)), Prior(math.log(5.5)))
+    assert capacity.qps_per_node == pytest.approx(5.0, rel=0.02)
+    assert capacity.low < 5.0 < capacity.high and capacity.binding == limit
+    assert capacity.limits[limit].informative
 
 
 def test_the_limit_that_is_met_first_binds_among_several() -> None:
     windows = on_the_curve("itl_p99", 5.0, np.geomspace(4.5, 5.4, 8), ("ttft", "tpot", "e2e_p95"))
-    found = posterior(windows, Prior(math.log(5.0)))
-    assert found.binding == "itl_p99" and found.binding_probability > 0.9
-    assert list(found.limits) == ["itl_p99", "ttft", "tpot", "e2e_p95"]
-    assert found.qps_per_node == pytest.approx(5.0, rel=0.03)
+    capacity = posterior(windows, Prior(math.log(5.0)))
+    assert capacity.binding == "itl_p99" and capacity.binding_probability > 0.9
+    assert list(capacity.limits) == ["itl_p99", "ttft", "tpot", "e2e_p95"]
+    assert capacity.qps_per_node == pytest.approx(5.0, rel=0.03)
 
 
 @settings(max_examples=20)
 @given(st.lists(st.sampled_from(["ttft", "tpot", "itl_p99", "e2e_p95"]), min_size=1, unique=True))
 def test_the_probabilities_to_bind_add_up(limits: list[str]) -> None:
     windows = on_the_curve(limits[0], 5.0, np.geomspace(4.8, 5.2, 3), tuple(limits[1:]))
-    found = posterior(windows, Prior(math.log(5.0)))
-    assert 1 / len(limits) - 1e-9 <= found.binding_probability <= 1 + 1e-9
+    capacity = posterior(windows, Prior(math.log(5.0)))
+    assert 1 / len(limits) - 1e-9 <= capacity.binding_probability <= 1 + 1e-9

@@ -61,16 +61,16 @@ def counted(index: int, facts: dict[str, Any], slo: Slo) -> WindowCounts:
 def check(facts: list[dict[str, Any]], tpot_ms: float, off: float) -> None:
     """Whatever was seen, the figures are positive, finite and in order, and a far end is said to be open."""
     slo = Slo(ttft_p90_ms=1000.0, tpot_p90_ms=tpot_ms)
-    rates_qps = [one["rate_qps"] for one in facts]
+    rates_qps = [fact["rate_qps"] for fact in facts]
     centre = math.log(float(np.mean(rates_qps))) + off
-    seen = [counted(index, one, slo) for index, one in enumerate(facts)]
-    found = posterior(seen, Prior(centre))
-    figures = [found.low, found.certified, found.qps_per_node, found.high]
+    seen = [counted(index, fact, slo) for index, fact in enumerate(facts)]
+    capacity = posterior(seen, Prior(centre))
+    figures = [capacity.low, capacity.certified, capacity.qps_per_node, capacity.high]
     assert figures[0] > 0 and math.isfinite(figures[-1]) and figures == sorted(figures)
-    assert found.open_above or found.high < FAR * max(rates_qps)
-    assert found.open_below or found.low > min(rates_qps) / FAR
-    assert 0 <= found.binding_probability <= 1
-    for limit in found.limits.values():
+    assert capacity.open_above or capacity.high < FAR * max(rates_qps)
+    assert capacity.open_below or capacity.low > min(rates_qps) / FAR
+    assert 0 <= capacity.binding_probability <= 1
+    for limit in capacity.limits.values():
         assert 0 < limit.low <= limit.qps_per_node <= limit.high < math.inf
         assert limit.phi >= 1 and 0 <= limit.over <= limit.determined
 

@@ -303,7 +303,7 @@ def test_two_limits_at_one_rate_share_the_binding_and_lower_the_capacity():
 def test_a_bound_that_a_joint_one_implies_does_not_lower_the_capacity():
     def capacity(*limits):
         windows = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
-        seen = [replace(it, limits=dict.fromkeys(limits, it.over("tpot"))) for it in windows]
+        seen = [replace(window, limits=dict.fromkeys(limits, window.over("tpot"))) for window in windows]
         return posterior(seen, Prior(math.log(7)))
 
     alone, members, pooled = capacity("joint_p90"), ("ttft", "tpot", "joint_p90"), "itl_pooled_p90"
@@ -398,10 +398,10 @@ def on_a_floor(floor, rates=(4.0, 5.0, 6.0, 6.5, 7.0, 7.3, 7.6), capacity=7.0):
 
 @pytest.mark.parametrize("floor", [0.0, 0.035, 0.05, 0.075])
 def test_a_share_over_at_any_load_is_told_from_what_the_load_adds(floor):
-    found = posterior(on_a_floor(floor), Prior(math.log(6)))
-    assert found.limits["tpot"].floor == pytest.approx(floor, abs=0.015)
-    assert found.low < 7.0 < found.high and not (found.open_above or found.open_below)
-    assert found.qps_per_node == pytest.approx(7.0, rel=0.04)
+    capacity = posterior(on_a_floor(floor), Prior(math.log(6)))
+    assert capacity.limits["tpot"].floor == pytest.approx(floor, abs=0.015)
+    assert capacity.low < 7.0 < capacity.high and not (capacity.open_above or capacity.open_below)
+    assert capacity.qps_per_node == pytest.approx(7.0, rel=0.04)
 
 
 def test_a_floor_near_what_is_allowed_is_doubtful_and_its_ends_lie_farther_off(monkeypatch):
@@ -415,10 +415,10 @@ def test_a_floor_near_what_is_allowed_is_doubtful_and_its_ends_lie_farther_off(m
 
 
 def test_with_a_floor_above_what_is_allowed_no_rate_keeps_the_limit():
-    found = posterior(
+    capacity = posterior(
         [simulated(q, 60, 300, i) for i, q in enumerate((2, 3, 4, 5, 6) * 4)], Prior(math.log(6))
     )
-    assert found.open_below and found.limits["tpot"].floor > 0.1 and found.binding == "tpot"
+    assert capacity.open_below and capacity.limits["tpot"].floor > 0.1 and capacity.binding == "tpot"
 
 
 def test_a_service_may_have_been_in_good_times_the_more_so_the_shorter_it_was_seen():
@@ -495,6 +495,6 @@ def test_a_drift_that_all_requests_share_widens_the_interval_at_any_rate(drift_s
         fluid = Fluid(5000.0, drift_sd=drift_sd, seed=seed)
         rates = truth * np.exp(0.02 * np.array([-3, -2, 1, 0, -1, 1, 0, -1] * 2))
         windows = [WindowPlan(i, "window", rate, 0.0, 45.0, False, "") for i, rate in enumerate(rates)]
-        found = posterior([fluid.window(window).counts for window in windows], Prior(math.log(truth)))
-        covers += found.low <= truth <= found.high
+        capacity = posterior([fluid.window(window).counts for window in windows], Prior(math.log(truth)))
+        covers += capacity.low <= truth <= capacity.high
     assert covers >= 7

@@ -10,15 +10,15 @@ from analysis.stats.estimate import Estimate, certified, interval, middle, numbe
 
 
 def test_the_examples_hold() -> None:
-    found = doctest.testmod(estimate)
-    assert found.attempted and found.failed == 0
+    result = doctest.testmod(estimate)
+    assert result.attempted and result.failed == 0
 
 
 @pytest.mark.parametrize("qps", [0.0047, 0.0571, 0.99996, 2.65549, 27.8999, 1234.567])
 @pytest.mark.parametrize("width", [1e-4, 0.1, 1.9])
 def test_no_text_of_a_certified_rate_is_above_it(qps: float, width: float) -> None:
-    found = Estimate(1.1 * qps, qps * (1.1 - width / 2), qps * (1.1 + width / 2), qps)
-    shown, step = float(certified(found)), 10.0 ** -len(middle(found).partition(".")[2])
+    result = Estimate(1.1 * qps, qps * (1.1 - width / 2), qps * (1.1 + width / 2), qps)
+    shown, step = float(certified(result)), 10.0 ** -len(middle(result).partition(".")[2])
     assert shown <= qps < shown + step * (1 + 1e-6)
 
 
@@ -34,7 +34,7 @@ def test_a_rate_of_two_decimals_stays(hundredths: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("figures", "said"),
+    ("figures", "message"),
     [
         ((3.3112, 2.4041, 4.4512), "3.31 [2.40, 4.45]"),
         ((0.01482, 0.01311, 0.01661), "0.0148 [0.0131, 0.0166]"),
@@ -49,8 +49,8 @@ def test_a_rate_of_two_decimals_stays(hundredths: int) -> None:
         ((math.inf, None, None), "infinite"),
     ],
 )
-def test_digits_follow_the_width_of_the_interval(figures: tuple[float, ...], said: str) -> None:
-    assert span(Estimate(*figures)) == said
+def test_digits_follow_the_width_of_the_interval(figures: tuple[float, ...], message: str) -> None:
+    assert span(Estimate(*figures)) == message
 
 
 def test_a_bound_is_no_interval() -> None:

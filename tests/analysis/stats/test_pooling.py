@@ -38,8 +38,8 @@ def test_equal_parts_agree_on_their_value_and_a_precise_part_counts_more() -> No
 
 def test_parts_that_differ_widen_the_interval_and_more_parts_narrow_it() -> None:
     def width(*values: float) -> float:
-        found = pooled([Measured(value, 0.02) for value in values])
-        return found.qps.high / found.qps.low
+        estimate = pooled([Measured(value, 0.02) for value in values])
+        return estimate.qps.high / estimate.qps.low
 
     assert width(5.0, 5.5) > width(5.0, 5.05) > width(5.0, 5.05, 5.0, 5.05)
     apart = pooled([Measured(value, 0.005) for value in (5.0, 5.0, 5.0, 5.5)])
@@ -48,12 +48,12 @@ def test_parts_that_differ_widen_the_interval_and_more_parts_narrow_it() -> None
 
 
 def test_the_mean_of_repeats_has_the_interval_of_student_t() -> None:
-    found = repeated([5.0, 5.1, 5.2])
-    assert found.mean.value == pytest.approx(5.1)
-    assert found.mean.high - 5.1 == pytest.approx(4.3027 * 0.1 / np.sqrt(3), rel=1e-4)
-    assert found.mean.certified == pytest.approx(5.1 - 2.9200 * 0.1 / np.sqrt(3), rel=1e-4)
-    assert found.variation.value == pytest.approx(0.1 / 5.1)
-    assert found.variation.low == pytest.approx(0.1 / 5.1 * np.sqrt(2 / 7.3778), rel=1e-3)
+    estimate = repeated([5.0, 5.1, 5.2])
+    assert estimate.mean.value == pytest.approx(5.1)
+    assert estimate.mean.high - 5.1 == pytest.approx(4.3027 * 0.1 / np.sqrt(3), rel=1e-4)
+    assert estimate.mean.certified == pytest.approx(5.1 - 2.9200 * 0.1 / np.sqrt(3), rel=1e-4)
+    assert estimate.variation.value == pytest.approx(0.1 / 5.1)
+    assert estimate.variation.low == pytest.approx(0.1 / 5.1 * np.sqrt(2 / 7.3778), rel=1e-3)
 
 
 @pytest.mark.parametrize("known", [pooled, repeated])
@@ -68,11 +68,11 @@ def test_the_interval_over_two_deployments_is_right_as_often_as_it_says(between:
     draw, covered, count = np.random.default_rng(1), 0, 40
     for _ in range(count):
         truth = draw.normal(0.0, between, 2)
-        found = pooled([Measured(5 * np.exp(at), 0.015) for at in draw.normal(truth, 0.015)])
-        covered += found.qps.low < 5.0 < found.qps.high
+        estimate = pooled([Measured(5 * np.exp(at), 0.015) for at in draw.normal(truth, 0.015)])
+        covered += estimate.qps.low < 5.0 < estimate.qps.high
     assert covered >= least * count
 
 
 def test_deployments_that_differ_by_a_factor_have_an_interval_as_wide() -> None:
-    found = pooled([Measured(4.0, 0.01), Measured(6.0, 0.01)])
-    assert found.qps.low < 4.0 and found.qps.high > 6.0 and found.between.high > np.log(6 / 4)
+    estimate = pooled([Measured(4.0, 0.01), Measured(6.0, 0.01)])
+    assert estimate.qps.low < 4.0 and estimate.qps.high > 6.0 and estimate.between.high > np.log(6 / 4)

@@ -31,29 +31,38 @@ def test_an_interval_of_a_latency_holds_its_quantile_or_says_what_it_takes(
     values = 100 * np.exp(np.clip(drift, -20, 20) + spread * chance.normal(size=size))
     values[chance.random(size) < failed] = np.inf
     values[chance.random(size) < failed] = np.nan
-    found, interval = quantile(values, q), quantile_interval(values, q, seconds)
+    result, interval = quantile(values, q), quantile_interval(values, q, seconds)
     if interval.ends is None:
         few = np.sum(~np.isnan(values)) < least_values(q)
         assert (interval.needs == least_values(q)) if few else interval.needs_s >= seconds
         return
     low, high = interval.ends
-    assert found is not None and 0 <= low <= found <= high
-    assert math.isfinite(low) or math.isinf(found)  # nearly all have failed
+    assert result is not None and 0 <= low <= result <= high
+    assert math.isfinite(low) or math.isinf(result)  # nearly all have failed
 
 
 @settings(max_examples=30)
 @given(st.lists(rates, min_size=2, max_size=6))
 @example([3.0, 4.0])  # by Student's t alone from -2.9 to 9.9
 def test_the_mean_of_repeats_has_no_negative_end(values: list[float]) -> None:
-    found = repeated(values)
-    assert 0 <= found.mean.low <= found.mean.certified <= found.mean.value <= found.mean.high < math.inf
-    assert 0 <= found.variation.low <= found.variation.value <= found.variation.high
+    estimate = repeated(values)
+    assert (
+        0
+        <= estimate.mean.low
+        <= estimate.mean.certified
+        <= estimate.mean.value
+        <= estimate.mean.high
+        < math.inf
+    )
+    assert 0 <= estimate.variation.low <= estimate.variation.value <= estimate.variation.high
 
 
 @settings(max_examples=12)
 @given(st.lists(st.tuples(rates, st.floats(0.005, 1.0)), min_size=2, max_size=5))
 def test_pooled_parts_have_a_mean_within_its_interval(parts: list[tuple[float, float]]) -> None:
-    found = pooled([Measured(qps, sd) for qps, sd in parts])
-    assert 0 < found.qps.low <= found.qps.certified <= found.qps.value <= found.qps.high < math.inf
-    assert 0 <= found.between.low <= found.between.value <= found.between.high
-    assert all(effect.low <= effect.value <= effect.high for effect in found.effects)
+    estimate = pooled([Measured(qps, sd) for qps, sd in parts])
+    assert (
+        0 < estimate.qps.low <= estimate.qps.certified <= estimate.qps.value <= estimate.qps.high < math.inf
+    )
+    assert 0 <= estimate.between.low <= estimate.between.value <= estimate.between.high
+    assert all(effect.low <= effect.value <= effect.high for effect in estimate.effects)

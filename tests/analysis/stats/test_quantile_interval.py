@@ -28,10 +28,10 @@ def exponential(seconds: int, memory_s: float, seed: int) -> NDArray[np.float64]
 def test_the_interval_by_hand() -> None:
     values = exponential(600, 0.0, seed=2)
     over = (values > quantile(values, 0.9)).reshape(120, 50).sum(axis=1).astype(float)
-    seen = overdispersion(over, np.full(120, 50.0), np.full(120, 0.1))
-    assert seen is not None
-    error = math.sqrt(0.09 * seen.inflation * (1 + UNSEEN / seen.freedom) / 6000)
-    wide = student_t(0.975, int(seen.freedom)) * error
+    scatter = overdispersion(over, np.full(120, 50.0), np.full(120, 0.1))
+    assert scatter is not None
+    error = math.sqrt(0.09 * scatter.inflation * (1 + UNSEEN / scatter.freedom) / 6000)
+    wide = student_t(0.975, int(scatter.freedom)) * error
     expected = [quantile(values, 0.9 - wide), quantile(values, 0.9 + wide)]
     assert quantile_interval(values, 0.9, 600).ends == pytest.approx(expected)
 

@@ -91,10 +91,10 @@ def test_overdispersion_by_hand():
     raw = total / 1.8 / 0.3  # two blocks and one lag: all but nothing is left after the fit
     grown = raw * (raw / (5 / 1.8)) ** GROWTH
     freedom = 2 / (0.539 * 2)
-    found = overdispersion(over, seen, mu)
-    assert found.freedom == pytest.approx(freedom + START_FREEDOM)
+    estimate = overdispersion(over, seen, mu)
+    assert estimate.freedom == pytest.approx(freedom + START_FREEDOM)
     start = Dispersion.unknown(seen).inflation
-    assert found.inflation == pytest.approx((freedom * grown + 3 * start) / (freedom + 3))
+    assert estimate.inflation == pytest.approx((freedom * grown + 3 * start) / (freedom + 3))
 
 
 @pytest.mark.parametrize(("burst", "small"), [(30.0, False), (1.0, True)])
@@ -102,9 +102,9 @@ def test_a_rare_limit_has_no_more_freedom_than_bursts_were_seen(burst: float, sm
     """Bursts are counted at their size, and small ones at the size believed beforehand."""
     seen, mu, over = np.full(400, 30.0), np.full(400, 0.01), np.zeros(400)
     over[:: round(2 * burst / 0.3)] = over[1 :: round(2 * burst / 0.3)] = burst
-    found, start = overdispersion(over, seen, mu, rarity=10), Dispersion.unknown(seen, rarity=10)
-    freedom = found.freedom - START_FREEDOM
-    grown = (found.inflation * found.freedom - START_FREEDOM * start.inflation) / freedom
+    estimate, start = overdispersion(over, seen, mu, rarity=10), Dispersion.unknown(seen, rarity=10)
+    freedom = estimate.freedom - START_FREEDOM
+    grown = (estimate.inflation * estimate.freedom - START_FREEDOM * start.inflation) / freedom
     assert (grown < start.inflation) == small
     assert freedom == pytest.approx(over.sum() / (start.inflation if small else grown))
     assert start.inflation > Dispersion.unknown(seen).inflation
@@ -134,9 +134,9 @@ def test_memory_over_many_blocks_counts_for_more_than_the_lags_see():
 def test_counts_that_are_as_expected_are_taken_as_independent_and_never_as_better():
     """Their variance is 0. They count as independent, whose inflation is 1, beside the start value."""
     seen, mu = np.full(40, 20.0), np.full(40, 0.2)
-    found, start = overdispersion(seen * mu, seen, mu), Dispersion.unknown(seen)
-    freedom = found.freedom - start.freedom
-    assert found.inflation == pytest.approx((freedom + start.freedom * start.inflation) / found.freedom)
+    estimate, start = overdispersion(seen * mu, seen, mu), Dispersion.unknown(seen)
+    freedom = estimate.freedom - start.freedom
+    assert estimate.inflation == pytest.approx((freedom + start.freedom * start.inflation) / estimate.freedom)
 
 
 def test_overdispersion_is_at_least_one_has_no_ceiling_and_is_unknown_without_requests():

@@ -35,13 +35,13 @@ def rms(residuals: Floats) -> float:
     return float(np.sqrt(np.mean(residuals**2)))
 
 
-def told(study: Study, found: Sequence[Answer]) -> list[str]:
+def told(study: Study, answers: Sequence[Answer]) -> list[str]:
     """All rows of a study but of kernels, which have thousands; of requests the errors that fits compare."""
     if isinstance(study, Kernels):
-        return [f"  {study.title:<40} {table({'': found})[1].strip()}"]
-    out = [row.line() for row in found]
+        return [f"  {study.title:<40} {table({'': answers})[1].strip()}"]
+    out = [row.line() for row in answers]
     if isinstance(study, Requests):
-        seen = np.array([row.predicted for row in found])
+        seen = np.array([row.predicted for row in answers])
         for column, name in enumerate(("TTFT", "p99 gap")):
             published, predicted = study.quantiles(column, seen)
             half = slice(column * len(study.rows), (column + 1) * len(study.rows))
@@ -59,15 +59,15 @@ def judged(studies: Sequence[Study], skipped: list[str], draws: int) -> dict[str
     last = ""
     for study in studies:
         try:
-            found = answers(study, draws)
+            rows = answers(study, draws)
         except ValueError as error:
             skipped.append(f"{study.source}: {reason(error)} ({len(study.figures)} rows)")
             continue
         if study.source != last:
             print(f"\n{study.source}")
         last = study.source
-        print("\n".join(told(study, found)), flush=True)
-        by_source.setdefault(study.source, []).extend(found)
+        print("\n".join(told(study, rows)), flush=True)
+        by_source.setdefault(study.source, []).extend(rows)
     return by_source
 
 
@@ -81,17 +81,17 @@ def main() -> int:
     parser.add_argument("--leave-out", metavar="SOURCE", help="part of the name of a source, fitted without")
     parser.add_argument("--steps", type=int, default=default_fit.STEPS, help="of each walker of a fit")
     parser.add_argument("--draws", type=int, default=DRAWS, help="sets of constants behind an interval")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     try:
-        studies, skipped = read(asked.files or (GIVEN if asked.fit else (*GIVEN, *OTHERS)))
+        studies, skipped = read(options.files or (GIVEN if options.fit else (*GIVEN, *OTHERS)))
     except (OSError, ValueError) as error:
         print(f"error: {one_line(reason(error), 300)}", file=sys.stderr)
         return 2
-    if asked.fit:
-        return default_fit.run(studies, asked.steps)
-    if asked.leave_out:
-        return without(studies, asked.leave_out, asked.draws)
-    found = judged(studies, skipped, asked.draws)
+    if options.fit:
+        return default_fit.run(studies, options.steps)
+    if options.leave_out:
+        return without(studies, options.leave_out, options.draws)
+    found = judged(studies, skipped, options.draws)
     print("\n" + "\n".join(f"skipped: {one_line(why, 240)}" for why in skipped) if skipped else "")
     if not found:
         print("no row is of a shape that the model knows", file=sys.stderr)

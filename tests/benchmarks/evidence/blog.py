@@ -293,8 +293,8 @@ def _chat_life_s(experiment: Experiment, values: Values, ratio: float) -> float:
     """Mean latency with `ratio` times 64 in flight on a node; its replicas share the requests evenly."""
     replicas = experiment.layout.replicas_per_node
     columns = [np.full(CHAT_REQUESTS // replicas, tokens) for tokens in (CHAT_INPUT, CHAT_OUTPUT, 0)]
-    seen = serve_closed(machine(experiment, values), round(ratio * CHAT_IN_FLIGHT / replicas), columns)
-    return float(np.mean(seen.last_token_s - seen.sent_s))
+    served = serve_closed(machine(experiment, values), round(ratio * CHAT_IN_FLIGHT / replicas), columns)
+    return float(np.mean(served.last_token_s - served.sent_s))
 
 
 @dataclass(frozen=True)
@@ -315,5 +315,5 @@ class Weights:
         return [Figure(f"{self.configuration} weights per GPU", self.value, "GB", 0.02)]
 
     def predict(self, values: Values) -> Floats:
-        asked = self.experiment
-        return np.log([weight_bytes_on_gpu(asked.model, asked.layout) / 1e9])
+        experiment = self.experiment
+        return np.log([weight_bytes_on_gpu(experiment.model, experiment.layout) / 1e9])

@@ -92,9 +92,9 @@ class Problem:
     def values(self, at: Floats) -> dict[str, float]:
         """Constants by config key, at the pace of the first team, on its layouts."""
         known = _known()
-        found = zip(FREE, np.exp(at[: len(FREE)]).tolist(), strict=True)
+        result = zip(FREE, np.exp(at[: len(FREE)]).tolist(), strict=True)
         return {DEPLOYMENT_SCALE: 1.0, LAYOUT_SCALE: 1.0} | {
-            path: bounded(known[path], value) for path, value in found
+            path: bounded(known[path], value) for path, value in result
         }
 
     def residuals(self, at: Floats) -> Iterator[Floats]:

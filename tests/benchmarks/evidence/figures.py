@@ -211,10 +211,10 @@ def table(by_source: Mapping[str, Sequence[Answer]]) -> list[str]:
 
 def verdict(rows: Sequence[Answer]) -> list[str]:
     """The two last lines: bias and half an interval, then the count of rows in their intervals."""
-    found = Summary.of(rows)
+    summary = Summary.of(rows)
     return [
-        f"bias {100 * found.bias:+.1f} %, half interval {100 * found.half:.1f} %",
-        f"inside {found.inside} of {found.count}; median error {100 * found.error:.1f} %",
+        f"bias {100 * summary.bias:+.1f} %, half interval {100 * summary.half:.1f} %",
+        f"inside {summary.inside} of {summary.count}; median error {100 * summary.error:.1f} %",
     ]
 
 

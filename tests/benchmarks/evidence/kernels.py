@@ -120,18 +120,18 @@ class Kernels:
 
 def gemms(rows: Rows) -> list[Kernels]:
     """Rows of `source,tokens,out_features,in_features,us`."""
-    found = []
+    items = []
     for (source, columns, inner), part in by(rows, "source", "out_features", "in_features").items():
         family = "FP8, scale per block" if "aiter" in source.lower() else "FP8, scale per channel"
         shapes = tuple(gemm(int(row["tokens"]), int(columns), int(inner)) for row in part)
         times = tuple(float(row["us"]) for row in part)
-        found.append(Kernels(source, family, 304, f"GEMM {columns} x {inner}", shapes, times))
-    return found
+        items.append(Kernels(source, family, 304, f"GEMM {columns} x {inner}", shapes, times))
+    return items
 
 
 def mixtures(rows: Rows, skipped: list[str]) -> list[Kernels]:
     """Rows of `source,cus,tokens,model_dim,inter_dim,experts,topk,us`."""
-    found = []
+    items = []
     for (source, cus, width), part in by(rows, "source", "cus", "inter_dim").items():
         if int(cus) not in CUS:
             skipped.append(f"{source}: {len(part)} rows of a GPU of {cus} compute units, which is unknown")
@@ -142,8 +142,8 @@ def mixtures(rows: Rows, skipped: list[str]) -> list[Kernels]:
         )
         times = tuple(float(row["us"]) for row in part)
         title = f"mixture {part[0]['experts']} x {width}, {CUS[int(cus)].upper()}"
-        found.append(Kernels(source, "BF16 mixture", int(cus), title, shapes, times))
-    return found
+        items.append(Kernels(source, "BF16 mixture", int(cus), title, shapes, times))
+    return items
 
 
 def fitted(studies: Sequence[Kernels], family: str) -> tuple[Kernel, float, float]:

@@ -46,7 +46,7 @@ def without(studies: Sequence[Study], source: str, draws: int) -> int:
         names = "; ".join(dict.fromkeys(map(named, studies)))
         print(f"error: no source has '{source}' in its name; there are {names}", file=sys.stderr)
         return 2
-    found: dict[str, list[Answer]] = {}
+    result: dict[str, list[Answer]] = {}
     refitted: Draws | None = None
     for study in left:
         if study.source.startswith(default_sources()):
@@ -56,11 +56,11 @@ def without(studies: Sequence[Study], source: str, draws: int) -> int:
             sets = relative(study.experiment, draws)
         else:
             sets = transferred(study.experiment, unmeasured(study.experiment), draws)
-        found.setdefault(study.source, []).extend(answers(study, draws, sets))
-        print("\n".join(row.line() for row in found[study.source][-len(study.figures) :]), flush=True)
-    rows = [row for of_source in found.values() for row in of_source]
+        result.setdefault(study.source, []).extend(answers(study, draws, sets))
+        print("\n".join(row.line() for row in result[study.source][-len(study.figures) :]), flush=True)
+    rows = [row for of_source in result.values() for row in of_source]
     off = np.array([row.predicted - row.figure.scaled for row in rows])
-    print("\n".join(table(found)))
+    print("\n".join(table(result)))
     print(f"left out: missed by {100 * math.sqrt(float(np.mean(off**2))):.1f} % (rms of ln)")
     print("\n".join(verdict(rows)))
     return 0
@@ -130,11 +130,11 @@ class Draws:
             return np.concatenate(list(problem.residuals(at)))
 
         zeros = np.zeros_like(residuals(problem.shipped))
-        found = fit(residuals, zeros, prior, [problem.shipped], np.ones_like(zeros))
+        fitted = fit(residuals, zeros, prior, [problem.shipped], np.ones_like(zeros))
         free = len(default_fit.FREE)
-        for path, value in zip(default_fit.FREE, np.exp(found.at[:free]).tolist(), strict=True):
+        for path, value in zip(default_fit.FREE, np.exp(fitted.at[:free]).tolist(), strict=True):
             print(f"  {path} {value:.4g}")
-        return cls(found.at, found.covariance, problem, draws)
+        return cls(fitted.at, fitted.covariance, problem, draws)
 
     def sets(self, experiment: Experiment) -> list[Values]:
         """The constants, then draws; teams and layouts are drawn as `predict` does."""

@@ -82,11 +82,11 @@ def main() -> int:
     """Fit, and print constants, correlations and every figure; returns 0."""
     studies = [study for study in read([ROWS])[0] if isinstance(study, Loop)]
     measured = Measured(studies)
-    found = fitted(measured)
+    result = fitted(measured)
     paths = tuple(FREE)
-    print("\n".join([*constant_lines(paths, found), *correlation_lines(paths, found.correlation)]))
-    print(f"rms {100 * found.rms:.1f} % of {len(measured.means)} figures")
-    for label, mean, off in zip(measured.labels, measured.means, found.residuals, strict=True):
+    print("\n".join([*constant_lines(paths, result), *correlation_lines(paths, result.correlation)]))
+    print(f"rms {100 * result.rms:.1f} % of {len(measured.means)} figures")
+    for label, mean, off in zip(measured.labels, measured.means, result.residuals, strict=True):
         print(f"  {label:<48} {np.exp(mean):8.4g}  {100 * np.expm1(off):+.1f} %")
     return 0
 

@@ -196,10 +196,10 @@ def _metric_name(text: str) -> str:
 
 def _gpu(row: Mapping[str, str]) -> str:
     text = (row.get("gpu") or row.get("hardware") or "").lower()
-    found = next((gpu for gpu in GPUS if gpu in text), None)
-    if found is None:
+    result = next((gpu for gpu in GPUS if gpu in text), None)
+    if result is None:
         raise Unreadable(f"GPU {text or 'not named'} is not in conf/hardware")
-    return found
+    return result
 
 
 def _machine(row: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
@@ -269,7 +269,7 @@ def _load(row: Mapping[str, str]) -> tuple[Load, tuple[str, ...]]:
     closed = "clos" in text or text.strip() == "concurrency"
     limits = {"max_num_seqs": r"max_num_seqs (\d+)", "max_num_batched_tokens": r"budget (\d+)"}
     words = tuple(
-        f"engine.{name}={found[1]}" for name, pattern in limits.items() if (found := re.search(pattern, text))
+        f"engine.{name}={match[1]}" for name, pattern in limits.items() if (match := re.search(pattern, text))
     )
     requests = int(total[1]) if total else PER_SLOT * count if closed else count
     cold_s = COLD_S.get(_release(row), LATER_COLD_S) if "closed loop" in text else 0.0

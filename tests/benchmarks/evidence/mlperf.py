@@ -111,7 +111,7 @@ def _quantile(seconds: Floats, name: str) -> float:
 
 def submissions(rows: Rows, pairs: Path | None, skipped: list[str]) -> list[Submission]:
     """The studies of the rows, with the lengths of the file `pairs`; why others have none, in `skipped`."""
-    found: list[Submission] = []
+    items: list[Submission] = []
     lengths = _lengths(pairs) if pairs else ()
     without: Counter[str] = Counter()
     for (repo, gpu, scenario, model), part in by(rows, "repo", "gpu", "scenario", "model").items():
@@ -121,9 +121,9 @@ def submissions(rows: Rows, pairs: Path | None, skipped: list[str]) -> list[Subm
         if why:
             without[f"{repo} {model}: {why}"] += len(part)
         elif known:
-            found.append(Submission(repo.rpartition("_v")[2], gpu, scenario, known, lengths))
+            items.append(Submission(repo.rpartition("_v")[2], gpu, scenario, known, lengths))
     skipped += [f"{reason} ({count} rows)" for reason, count in without.items()]
-    return found
+    return items
 
 
 def _refused(gpu: str, scenario: str, model: str, has_lengths: bool) -> str:
@@ -141,14 +141,14 @@ def _refused(gpu: str, scenario: str, model: str, has_lengths: bool) -> str:
 
 def _rows(part: Rows) -> tuple[tuple[str, float, str, float], ...]:
     """Team, rate and time per token of the rows of one kind of GPU; without a time its p99 bound."""
-    found = []
+    items = []
     for row in part:
         if len(set(re.findall(r"MI\d+X|H\d00|B\d00", row["system"])) - {row["gpu"]}):
             continue
         kinds = {"mean": row["tpot_mean"], "p99": row["tpot_p99"] or row["tpot_bound_ms"]}
         name = "mean" if kinds["mean"] else "p99"
-        found.append((row["submitter"], float(row["samples_s"]), name, float(kinds[name] or 0) / 1e3))
-    return tuple(found)
+        items.append((row["submitter"], float(row["samples_s"]), name, float(kinds[name] or 0) / 1e3))
+    return tuple(items)
 
 
 def _lengths(path: Path) -> tuple[tuple[int, int], ...]:

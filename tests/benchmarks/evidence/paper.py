@@ -51,7 +51,7 @@ def curves(path: Path, skipped: list[str]) -> list[Curve]:
     known = published_rows(path)
     subjects = {subject.name: subject for subject in PUBLISHED_MODELS}
     skipped += [f"{path.name}: the paper has no {name}" for name in known if name not in subjects]
-    found = []
+    items = []
     for name, rows in known.items():
         if name not in subjects:
             continue
@@ -59,5 +59,5 @@ def curves(path: Path, skipped: list[str]) -> list[Curve]:
             f"{name}, table {row.table}, C={row.concurrency}: {row.left_out}" for row in rows if row.left_out
         ]
         kept = tuple(row for row in rows if not row.left_out)
-        found.append(Curve(subjects[name], kept))
-    return found
+        items.append(Curve(subjects[name], kept))
+    return items

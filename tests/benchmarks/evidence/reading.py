@@ -87,7 +87,7 @@ def _known(rows: Rows, column: str, skipped: list[str]) -> Iterator[tuple[str, l
 
 
 def _requests(rows: Rows, skipped: list[str]) -> list[Study]:
-    found: list[Study] = []
+    items: list[Study] = []
     for name, of_name in _known(rows, "config", skipped):
         rates = by([{"rate_qps": str(RATE_QPS), **row} for row in of_name], "rate_qps")
         for (rate,), part in rates.items():
@@ -97,8 +97,8 @@ def _requests(rows: Rows, skipped: list[str]) -> list[Study]:
                     f"{name}: requests are numbered 0 to {COUNT - 1}, not {min(numbers)} to {max(numbers)}"
                 )
             seen = tuple((float(row["ttft_s"]), float(row["itl_s"])) for row in part)
-            found.append(Requests(name, numbers, seen, float(rate)))
-    return found
+            items.append(Requests(name, numbers, seen, float(rate)))
+    return items
 
 
 def _attainments(rows: Rows, skipped: list[str]) -> list[Study]:
@@ -113,7 +113,7 @@ def _attainments(rows: Rows, skipped: list[str]) -> list[Study]:
 
 
 def _statistics(rows: Rows, skipped: list[str]) -> list[Study]:
-    found: list[Study] = []
+    result: list[Study] = []
     for name, of_name in _known(rows, "configuration", skipped):
         for (rate,), part in by(of_name, "rate_qps").items():
             known = {row["metric"].strip().lower().replace(" ", "_"): row for row in part}
@@ -123,24 +123,24 @@ def _statistics(rows: Rows, skipped: list[str]) -> list[Study]:
                 for metric, row in known.items()
                 if STATISTIC.match(metric)
             )
-            found += [Statistics(name, float(rate), values)] if values else []
-    return found
+            result += [Statistics(name, float(rate), values)] if values else []
+    return result
 
 
 def _layouts(rows: Rows, skipped: list[str]) -> list[Study]:
     kinds = {"throughput over 1xTP8": Ratio, "weights per GPU": Weights}
-    found: list[Study] = []
+    items: list[Study] = []
     for name, part in _known(rows, "configuration", skipped):
         for row in part:
             if row["quantity"] in kinds:
-                found.append(kinds[row["quantity"]](name, float(row["value"])))
+                items.append(kinds[row["quantity"]](name, float(row["value"])))
             else:
                 skipped.append(f"{name} {row['quantity']}: no quantity that the model knows")
-    return found
+    return items
 
 
 def _closed_loops(rows: Rows, skipped: list[str]) -> list[Study]:
-    found: list[Study] = []
+    items: list[Study] = []
     for (hardware, concurrency, backend), part in by(rows, "hardware", "concurrency", "backend").items():
         named = VLLM_NAMES.get(backend, backend)
         if hardware not in HARDWARE or not is_known(named):
@@ -154,8 +154,8 @@ def _closed_loops(rows: Rows, skipped: list[str]) -> list[Study]:
         others = sorted(set(known) - set(METRICS))
         skipped += [f"{hardware} {backend} C={concurrency} {name}: an unknown metric" for name in others]
         if asked:
-            found.append(ClosedLoop(hardware, int(concurrency), asked, named))
-    return found
+            items.append(ClosedLoop(hardware, int(concurrency), asked, named))
+    return items
 
 
 Make = Callable[[Rows, list[str]], Sequence[Study]]

@@ -146,8 +146,8 @@ def test_a_deployment_that_dies_tells_its_last_words(
 ) -> None:
     with pytest.raises(DeployError) as caught:
         deploy(plan("dies", Dies.bind(by_signal)), ray_session.url)
-    told = str(caught.value), *caught.value.last_words
-    assert re.match(f"dies is DEPLOY_FAILED: .*; {cause}: ", told[0]), "\n".join(told)
+    message = str(caught.value), *caught.value.last_words
+    assert re.match(f"dies is DEPLOY_FAILED: .*; {cause}: ", message[0]), "\n".join(message)
     assert "\n" not in str(caught.value)
     assert any(f"({line})" in str(caught.value) for line in caught.value.last_words)
     assert serve_state.state("dies").trouble == "the application is ABSENT"
@@ -296,8 +296,8 @@ def test_each_node_holds_two_replicas(ray_session: Session, deployment: Deployme
 
 
 def test_nothing_listens_beyond_the_loopback_address(deployment: Deployment) -> None:
-    found = listening(pid for pid, _ in with_descendants({os.getpid()}))
-    assert len(found) > 10 and set(found) <= LOOPBACK
+    result = listening(pid for pid, _ in with_descendants({os.getpid()}))
+    assert len(result) > 10 and set(result) <= LOOPBACK
 
 
 @pytest.mark.slow

@@ -36,18 +36,18 @@ SPLITS = {
 @pytest.fixture(scope="module", params=SPLITS)
 def deployment(ray_session: Session, request: pytest.FixtureRequest) -> Iterator[Deployment]:
     split = SPLITS[request.param]
-    asked = load(["hardware=mi325x", "engine=simulated", "layout=1p1d_tp4_ep4", *split.words])
-    asked = replace(asked, cluster=replace(FAKE, nodes=split.nodes))
-    specs = EngineSpecs(asked.engine, asked.model, asked.hardware, asked.layout)  # type: ignore[arg-type]
-    bundles = [asked.layout.replica_resources]
-    prefill = Engines(asked.prefill_replicas, bundles)  # of as many GPUs as a decode engine
+    experiment = load(["hardware=mi325x", "engine=simulated", "layout=1p1d_tp4_ep4", *split.words])
+    experiment = replace(experiment, cluster=replace(FAKE, nodes=split.nodes))
+    specs = EngineSpecs(experiment.engine, experiment.model, experiment.hardware, experiment.layout)  # type: ignore[arg-type]
+    bundles = [experiment.layout.replica_resources]
+    prefill = Engines(experiment.prefill_replicas, bundles)  # of as many GPUs as a decode engine
     plan = ServicePlan(
         application_name(*specs),
-        lambda: build_app(specs, asked.replicas, bundles, prefill=prefill),
-        asked.replicas,
+        lambda: build_app(specs, experiment.replicas, bundles, prefill=prefill),
+        experiment.replicas,
         one_token(MODEL),
         ENGINES,
-        asked.prefill_replicas,
+        experiment.prefill_replicas,
         PREFILL,
     )
     running = deploy(plan, ray_session.url)
@@ -82,11 +82,11 @@ def stream_all(deployment: Deployment, *bodies: dict[str, Any]) -> list[list[Any
 
 def metric(deployment: Deployment, name: str) -> dict[str, float]:
     """A metric of each replica of both sides, summed over its labels."""
-    found = {}
+    result = {}
     for replica, url in (deployment.metrics_urls | deployment.prefill_urls).items():
         lines = ask(url, PATIENCE_S).body.decode().splitlines()
-        found[replica] = sum(float(line.split()[-1]) for line in lines if line.startswith(name))
-    return found
+        result[replica] = sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+    return result
 
 
 def empty(deployment: Deployment) -> bool:

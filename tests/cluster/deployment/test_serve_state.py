@@ -140,8 +140,8 @@ def test_metrics_come_from_the_replicas_own_ports_or_not_at_all(
     monkeypatch: pytest.MonkeyPatch, targets: dict[str, int], urls: dict[str, str]
 ) -> None:
     def group(protocol: str, shift: int) -> TargetGroup:
-        found = [Target(ip="10.0.0.1", port=p + shift, instance_id="", name=n) for n, p in targets.items()]
-        return TargetGroup(targets=found, route_prefix="/", protocol=RequestProtocol(protocol))
+        result = [Target(ip="10.0.0.1", port=p + shift, instance_id="", name=n) for n, p in targets.items()]
+        return TargetGroup(targets=result, route_prefix="/", protocol=RequestProtocol(protocol))
 
     groups = [group("HTTP", 0), group("gRPC", 10_000)]
     monkeypatch.setattr(serve_state, "_ask_controller", lambda *_: groups)
@@ -198,8 +198,8 @@ GUESS = "Some common causes include: (1) the process was killed by the OOM kille
 
 @pytest.mark.parametrize("line", CAUSES)
 def test_a_usual_cause_is_named_with_the_line_that_shows_it(line: str) -> None:
-    found = words.why(["begins", line, "  File x.py, line 3 in f"])
-    assert found.startswith(CAUSES[line]) and line in found
+    result = words.why(["begins", line, "  File x.py, line 3 in f"])
+    assert result.startswith(CAUSES[line]) and line in result
 
 
 def test_of_other_ends_the_last_error_is_told_and_of_none_nothing() -> None:
@@ -219,10 +219,10 @@ def test_the_newest_processes_of_the_application_are_read(tmp_path: Path) -> Non
     write("worker-c-01-3.out", "ours", "", 30)
     write("worker-b-01-2.out", "ours", "on stdout", 20)
     (tmp_path / "raylet.err").write_text(":actor_name:ServeReplica:ours:It\nno worker\n")
-    found = words.read_logs(tmp_path, "ours")
-    assert found["worker-b-01-2.err"] == [f"line {number}" for number in range(1000 - words.LINES, 1000)]
-    assert found["worker-b-01-2.out"] == ["on stdout"]
-    assert list(found) == ["worker-b-01-2.err", "worker-a-01-1.err", "worker-b-01-2.out"]
+    result = words.read_logs(tmp_path, "ours")
+    assert result["worker-b-01-2.err"] == [f"line {number}" for number in range(1000 - words.LINES, 1000)]
+    assert result["worker-b-01-2.out"] == ["on stdout"]
+    assert list(result) == ["worker-b-01-2.err", "worker-a-01-1.err", "worker-b-01-2.out"]
 
 
 @pytest.mark.parametrize(

@@ -239,8 +239,8 @@ class Pages:
 def test_requests_are_sent_until_each_has_computed_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = Pages(monkeypatch, {"a": A}, {"a": A, "b": B}, {"a": A, "b": B | {"prompts": 1}, "old": A})
     sent: list[int] = []
-    found = warm_prefill("http://x", {"a", "b"}, lambda: sent.append(1), time.monotonic() + 60)
-    assert found == {"a": PrefillReport("http://a:1", 3), "b": PrefillReport("http://b:1", 1)}
+    result = warm_prefill("http://x", {"a", "b"}, lambda: sent.append(1), time.monotonic() + 60)
+    assert result == {"a": PrefillReport("http://a:1", 3), "b": PrefillReport("http://b:1", 1)}
     assert len(sent) == 1, "one that is not known yet gets nothing by more requests"
     assert set(pages.asked) == {"http://x/maxqps/prefill"}
 
@@ -259,7 +259,7 @@ def test_one_that_never_computes_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("policy", "seen", "said"),
+    ("policy", "seen", "message"),
     [
         ("consistent_hash", {"1": "aaa", "2": "bbb"}, "1.00 replicas per session, 2 in use"),
         ("bounded_hash", {"1": "aab", "2": "bbb"}, "should keep sessions"),
@@ -268,10 +268,10 @@ def test_one_that_never_computes_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
         ("round_robin", {"1": "aba", "2": "bab"}, "2.00 replicas per session"),
     ],
 )
-def test_what_the_self_test_says(policy: str, seen: dict[str, str], said: str) -> None:
+def test_what_the_self_test_says(policy: str, seen: dict[str, str], message: str) -> None:
     words = {session: list(replicas) for session, replicas in seen.items()}
-    if "should" in said:
-        with pytest.raises(DeployError, match=f"{said}.*serve shutdown"):
+    if "should" in message:
+        with pytest.raises(DeployError, match=f"{message}.*serve shutdown"):
             verdict(policy, words)
     else:
-        assert said in verdict(policy, words)
+        assert message in verdict(policy, words)

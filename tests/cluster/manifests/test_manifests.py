@@ -109,10 +109,10 @@ def test_all_pods_have_the_environment_that_serve_has_in_a_session_of_ours() -> 
 
     cluster = objects(render(*KUBERAY, "routing=pow2"))["RayCluster"]["spec"]
     pods = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-    found = [settings(pod) for pod in pods]
-    assert found[0] == found[1] == found[2]
-    assert serve_environment(load(["routing=pow2"]).routing).items() <= found[0].items()
-    assert found[0]["RAY_AUTH_MODE"] == "token" and found[0]["HF_HUB_OFFLINE"] == "1"
+    result = [settings(pod) for pod in pods]
+    assert result[0] == result[1] == result[2]
+    assert serve_environment(load(["routing=pow2"]).routing).items() <= result[0].items()
+    assert result[0]["RAY_AUTH_MODE"] == "token" and result[0]["HF_HUB_OFFLINE"] == "1"
 
 
 def test_every_pod_registers_under_its_own_address() -> None:
@@ -158,8 +158,8 @@ def test_a_service_has_the_router_of_its_routing() -> None:
 
 
 def test_only_pods_of_the_cluster_and_the_operator_get_in() -> None:
-    found = objects(render(*KUBERAY, "--name", "night"))
-    policy, cluster = found["NetworkPolicy"]["spec"], found["RayCluster"]["spec"]
+    result = objects(render(*KUBERAY, "--name", "night"))
+    policy, cluster = result["NetworkPolicy"]["spec"], result["RayCluster"]["spec"]
     own = policy["podSelector"]["matchLabels"]
     assert policy["ingress"][0]["from"] == [{"podSelector": {"matchLabels": own}}]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
@@ -235,9 +235,9 @@ def test_every_host_starts_in_its_role(tmp_path: Path) -> None:
 def test_systemd_reads_the_units(tmp_path: Path) -> None:
     words = ["systemd", "cluster=mi325x_1n", "--hosts", HOSTS, "--venv", sys.prefix, "--out", str(tmp_path)]
     assert command.main(["render", *words]) == 0
-    found = sorted(path.name for path in tmp_path.iterdir())
-    assert found == ["maxqps-gpu@.service", "maxqps-head@.service", "maxqps-load@.service", "ray.env"]
-    for name in found[:-1]:
+    result = sorted(path.name for path in tmp_path.iterdir())
+    assert result == ["maxqps-gpu@.service", "maxqps-head@.service", "maxqps-load@.service", "ray.env"]
+    for name in result[:-1]:
         unit = (tmp_path / name).read_text()
         settings = dict(line.split("=", 1) for line in unit.splitlines() if line[:1].isalpha())
         assert int(settings["LimitNOFILE"]) >= 65536 and settings["LimitMEMLOCK"] == "infinity"
@@ -247,7 +247,7 @@ def test_systemd_reads_the_units(tmp_path: Path) -> None:
         assert "--node-ip-address=%i" in shlex.split(start)
     assert f"systemctl enable --now maxqps-load@{HOSTS.split(',')[-1]}\n" in unit
     if shutil.which("systemd-analyze"):
-        units = [str(tmp_path / name) for name in found[:-1]]
+        units = [str(tmp_path / name) for name in result[:-1]]
         # In a folder of its own, so that it looks at no unit of this machine.
         done = subprocess.run(
             ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True
@@ -298,9 +298,9 @@ def test_no_file_holds_a_secret(words: list[str], monkeypatch: pytest.MonkeyPatc
 )
 def test_wrong_usage_is_one_line(words: list[str], remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(words) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
-    assert remedy in said.err
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.startswith("error: ") and output.err.count("\n") == 1
+    assert remedy in output.err
 
 
 PAYLOADS = (
@@ -352,12 +352,12 @@ GOOD = {
 @pytest.mark.slow
 @pytest.mark.battery("wrong input")
 @pytest.mark.parametrize("payload", ["$(id)", "\nExecStartPre=/bin/id\x1b[2J"])
-@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
-def test_what_is_more_than_a_name_is_refused(asked, payload, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["render", *asked(payload)]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
-    assert said.err.rstrip("\n").isprintable()
+@pytest.mark.parametrize("question", ASKED.values(), ids=ASKED)
+def test_what_is_more_than_a_name_is_refused(question, payload, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["render", *question(payload)]) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.startswith("error: ") and output.err.count("\n") == 1
+    assert output.err.rstrip("\n").isprintable()
 
 
 @pytest.mark.battery("wrong input")

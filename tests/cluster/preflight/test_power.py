@@ -30,10 +30,10 @@ def test_an_average_is_better_than_a_moment(tmp_path: Path) -> None:
     assert read_power(tmp_path).gpu_watts == (650.0,)
 
 
-@pytest.mark.parametrize("said", ["", "0", "-95", "4294967201", "much", "nan"])
-def test_what_is_no_power_is_unknown_and_never_zero(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("message", ["", "0", "-95", "4294967201", "much", "nan"])
+def test_what_is_no_power_is_unknown_and_never_zero(tmp_path: Path, message: str) -> None:
     first, _ = power_tree(tmp_path, [1.0, 500e6])
-    write(tmp_path, {f"{first}/hwmon/hwmon3/power1_input": said})
+    write(tmp_path, {f"{first}/hwmon/hwmon3/power1_input": message})
     assert read_power(tmp_path).gpu_watts == (None, 500.0)
 
 

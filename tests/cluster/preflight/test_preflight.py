@@ -75,19 +75,19 @@ def kfd_tree(root: Path, gpus: int) -> None:
 
 def test_the_kernel_reports_every_gpu(tmp_path: Path) -> None:
     kfd_tree(tmp_path, 8)
-    found = gpu_facts.read_gpus(tmp_path)
-    assert found is not None
+    result = gpu_facts.read_gpus(tmp_path)
+    assert result is not None
     peers = frozenset({0, 1, 2, 4, 5, 6, 7})
-    assert found[3] == Gpu(3, None, "gfx942", "6.12.12", 297e6, 0, 192, 0, peers, HBM)
-    assert [gpu.numa_node for gpu in found] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert result[3] == Gpu(3, None, "gfx942", "6.12.12", 297e6, 0, 192, 0, peers, HBM)
+    assert [gpu.numa_node for gpu in result] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_links_that_the_kernel_hides_are_unknown_and_not_missing(tmp_path: Path) -> None:
     kfd_tree(tmp_path, 2)
     shutil.rmtree(tmp_path / "sys/class/kfd/kfd/topology/nodes/1/io_links")
-    found = gpu_facts.read_gpus(tmp_path)
-    assert found is not None
-    assert [gpu.links for gpu in found] == [None, frozenset({0})]
+    result = gpu_facts.read_gpus(tmp_path)
+    assert result is not None
+    assert [gpu.links for gpu in result] == [None, frozenset({0})]
 
 
 @pytest.mark.parametrize(
@@ -163,13 +163,13 @@ def test_the_image_is_told_by_the_environment_or_podman(tmp_path: Path) -> None:
 
 def test_weights_are_sized_and_digested_and_their_absence_is_explained(tmp_path: Path) -> None:
     write(tmp_path, {"config.json": "{}", "model-1.safetensors": "12345", "model-2.safetensors": "678"})
-    found = node_facts.weights(tmp_path)
-    assert isinstance(found, Weights)
-    assert (found.bytes, found.files) == (8, 2)
+    result = node_facts.weights(tmp_path)
+    assert isinstance(result, Weights)
+    assert (result.bytes, result.files) == (8, 2)
     write(tmp_path, {"config.json": '{"other": "revision"}'})
     other = node_facts.weights(tmp_path)
     assert isinstance(other, Weights)
-    assert other.digest != found.digest
+    assert other.digest != result.digest
     assert "No such file" in str(node_facts.weights(tmp_path / "absent"))
 
 
@@ -201,9 +201,9 @@ NODE = Node("10.0.0.1", "gpu", 8.0, is_head=False)
 SEEN = InspectedNode(NODE, HEALTHY, NodeClock(2e-5, 3e-4), dict.fromkeys(map(str, range(8)), 1))
 
 
-def findings(seen: InspectedNode, expected: Expected = MI325X) -> dict[str, Finding]:
-    found = [check_node(check, seen, expected) for check in (*GPU_CHECKS, *HOST_CHECKS)]
-    return {finding.check: finding for finding in found if finding is not None}
+def findings(node: InspectedNode, expected: Expected = MI325X) -> dict[str, Finding]:
+    result = [check_node(check, node, expected) for check in (*GPU_CHECKS, *HOST_CHECKS)]
+    return {finding.check: finding for finding in result if finding is not None}
 
 
 def host(**facts: Any) -> InspectedNode:
@@ -215,7 +215,7 @@ def one_gpu(**facts: Any) -> InspectedNode:
 
 
 def test_a_healthy_node_passes_everything() -> None:
-    assert {(found.status, found.remedy) for found in findings(SEEN).values()} == {("pass", "")}
+    assert {(finding.status, finding.remedy) for finding in findings(SEEN).values()} == {("pass", "")}
 
 
 BAD: dict[str, tuple[InspectedNode, str, str, str]] = {
@@ -275,25 +275,25 @@ BAD: dict[str, tuple[InspectedNode, str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("seen", "check", "status", "remedy"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("node", "check", "status", "remedy"), BAD.values(), ids=BAD.keys())
 def test_a_known_bad_node_is_told_with_its_remedy(
-    seen: InspectedNode, check: str, status: str, remedy: str
+    node: InspectedNode, check: str, status: str, remedy: str
 ) -> None:
-    found = findings(seen)[check]
-    assert (found.status, found.node) == (status, "10.0.0.1")
-    assert remedy in found.remedy
+    finding = findings(node)[check]
+    assert (finding.status, finding.node) == (status, "10.0.0.1")
+    assert remedy in finding.remedy
 
 
 @pytest.mark.parametrize(
-    ("told", "status"),
+    ("reported", "status"),
     [("26000", "pass"), ("60000", "pass"), ("4096", "warn"), (None, "warn"), ("all", "warn")],
 )
-def test_a_front_that_queues_is_told(told: str | None, status: str) -> None:
-    head = host(shown={"RAY_SERVE_HAPROXY_MAXCONN": told} if told else {})
+def test_a_front_that_queues_is_told(reported: str | None, status: str) -> None:
+    head = host(shown={"RAY_SERVE_HAPROXY_MAXCONN": reported} if reported else {})
     head = replace(head, node=replace(NODE, is_head=True))
-    found = findings(head, replace(MI325X, http_port=8000))["HAProxy's streams"]
-    assert found.status == status
-    assert "RAY_SERVE_HAPROXY_MAXCONN=26000" in found.remedy or status == "pass"
+    finding = findings(head, replace(MI325X, http_port=8000))["HAProxy's streams"]
+    assert finding.status == status
+    assert "RAY_SERVE_HAPROXY_MAXCONN=26000" in finding.remedy or status == "pass"
     assert "HAProxy's streams" not in findings(head)
 
 
@@ -305,19 +305,19 @@ def test_old_firmware_passes_with_its_workaround() -> None:
 
 def test_a_laptop_without_gpus_is_told_what_it_could_not_check_and_fails_nothing() -> None:
     bare = dict.fromkeys(HEALTHY.versions) | {"python": "3.11", "ray": "2.60.0", "maxqps": "0.1.0"}
-    seen = host(
+    node = host(
         gpus=(), versions=bare, shared_memory_bytes=GIB, open_files=1024, numa_balancing=1, amdsmi=False
     )
-    seen = replace(seen, host=replace(seen.host, weights=None, image=None), devices=None)
-    told = findings(seen, LAPTOP)
-    assert {told[check.name].status for check in GPU_CHECKS} == {"unknown"}
-    assert (told["open files"].status, told["NUMA balancing"].status) == ("warn", "warn")
-    assert told["/dev/shm"].status == "pass"
-    assert "fail" not in {found.status for found in told.values()}
-    small = replace(seen, host=replace(seen.host, shared_memory_bytes=64 * 2**20, disk_free=0.04))
-    told = findings(small, LAPTOP)
-    assert (told["/dev/shm"].status, told["disk of Ray's folder"].status) == ("warn", "warn")
-    together = {found.check: found for found in compared([seen], LAPTOP)}
+    node = replace(node, host=replace(node.host, weights=None, image=None), devices=None)
+    status_of = findings(node, LAPTOP)
+    assert {status_of[check.name].status for check in GPU_CHECKS} == {"unknown"}
+    assert (status_of["open files"].status, status_of["NUMA balancing"].status) == ("warn", "warn")
+    assert status_of["/dev/shm"].status == "pass"
+    assert "fail" not in {found.status for found in status_of.values()}
+    small = replace(node, host=replace(node.host, shared_memory_bytes=64 * 2**20, disk_free=0.04))
+    status_of = findings(small, LAPTOP)
+    assert (status_of["/dev/shm"].status, status_of["disk of Ray's folder"].status) == ("warn", "warn")
+    together = {found.check: found for found in compared([node], LAPTOP)}
     assert together["vllm"].status == together["ROCm"].status == together["image"].status == "unknown"
     assert together["ray"].status == "pass"
 
@@ -329,25 +329,25 @@ def test_the_halves_of_eight_gpus_are_asked_of_eight_gpus_only() -> None:
 
 @pytest.mark.parametrize("read", [None, ()], ids=["a driver", "no driver in sight"])
 def test_gpus_that_are_not_amds_are_unknown_and_get_none_of_amds_advice(read: tuple[()] | None) -> None:
-    seen = host(gpus=read, amdsmi=False, c2_on=True, smt_on=True, numa_nodes_per_socket=4.0)
-    told = findings(seen, replace(MI325X, hardware="H200 SXM", arch=""))
-    assert {told[name].status for name in ("GPUs", "GPUs in Ray", "VRAM")} == {"unknown"}
-    assert told["GPUs"].figure == "only AMD's GPUs are read"
-    assert not {"CPU sleep state C2", "SMT", "NUMA nodes", "MEC firmware", "XGMI links"} & set(told)
+    node = host(gpus=read, amdsmi=False, c2_on=True, smt_on=True, numa_nodes_per_socket=4.0)
+    status_of = findings(node, replace(MI325X, hardware="H200 SXM", arch=""))
+    assert {status_of[name].status for name in ("GPUs", "GPUs in Ray", "VRAM")} == {"unknown"}
+    assert status_of["GPUs"].figure == "only AMD's GPUs are read"
+    assert not {"CPU sleep state C2", "SMT", "NUMA nodes", "MEC firmware", "XGMI links"} & set(status_of)
 
 
 def test_load_nodes_are_asked_only_for_what_concerns_them() -> None:
     load_node = replace(host(gpus=(), open_files=1024), node=Node("10.0.0.9", "load", 0.0, is_head=True))
-    told = findings(load_node, replace(MI325X, http_port=8000))
+    status_of = findings(load_node, replace(MI325X, http_port=8000))
     wanted = {"clock", "chrony", "open files", "listen backlog", "disk of Ray's folder", "Serve's HTTP port"}
-    assert set(told) == wanted | {"HAProxy's streams"}
+    assert set(status_of) == wanted | {"HAProxy's streams"}
     taken = replace(load_node, host=replace(load_node.host, ports_taken=frozenset({8000})))
     assert findings(taken, replace(MI325X, http_port=8000))["Serve's HTTP port"].status == "fail"
 
 
 def compared(nodes: list[InspectedNode], expected: Expected = MI325X) -> list[Finding]:
-    found = [compare(comparison, nodes, expected) for comparison in COMPARISONS]
-    return [finding for finding in [*found, environments(nodes)] if finding is not None]
+    result = [compare(comparison, nodes, expected) for comparison in COMPARISONS]
+    return [finding for finding in [*result, environments(nodes)] if finding is not None]
 
 
 def other(**facts: Any) -> InspectedNode:
@@ -377,7 +377,7 @@ def test_nodes_that_differ_fail_and_say_where(facts: dict[str, Any], check: str,
 
 
 def test_a_real_engine_needs_vllm_and_a_simulated_one_does_not() -> None:
-    seen = host(versions=HEALTHY.versions | {"vllm": None})
-    status = {found.check: found.status for found in compared([seen])}
+    node = host(versions=HEALTHY.versions | {"vllm": None})
+    status = {found.check: found.status for found in compared([node])}
     assert status["vllm"] == "fail"
-    assert {f.check: f.status for f in compared([seen], LAPTOP)}["vllm"] == "unknown"
+    assert {f.check: f.status for f in compared([node], LAPTOP)}["vllm"] == "unknown"

@@ -35,7 +35,7 @@ def session(shared_session: SharedSession) -> None:
 
 
 def statuses(report: PreflightReport, check: str) -> list[str]:
-    return [found.status for found in report.findings if found.check == check]
+    return [finding.status for finding in report.findings if finding.check == check]
 
 
 def test_every_node_of_a_session_tells_of_itself() -> None:
@@ -49,7 +49,7 @@ def test_every_node_of_a_session_tells_of_itself() -> None:
     assert statuses(report, "GPUs in Ray") == ["unknown"]
     # One clock for all: never off, and known unless the machine is too busy for round trips of 2 ms.
     assert set(statuses(report, "clock")) <= {"pass", "unknown"}
-    assert "not measured" not in {found.figure for found in report.findings if found.check == "clock"}
+    assert "not measured" not in {finding.figure for finding in report.findings if finding.check == "clock"}
     json.dumps(report.tree())
 
 
@@ -106,7 +106,7 @@ def silent(node: str) -> Iterator[None]:
 
 
 def raylets(node: str) -> list[int]:
-    found = []
+    items = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -114,8 +114,8 @@ def raylets(node: str) -> list[int]:
             except OSError:
                 continue
             if words[0].endswith(b"/raylet") and any(node.encode() in word for word in words):
-                found.append(int(entry.name))
-    return found
+                items.append(int(entry.name))
+    return items
 
 
 def a_serving_node() -> str:
@@ -136,7 +136,7 @@ def test_a_node_that_hangs_fails_and_the_others_are_told(monkeypatch: pytest.Mon
     monkeypatch.setattr(preflight, "gather", gathered)
     with silent(hung):
         report = inspect(replace(EXPECTED, node_timeout_s=2.0))
-    unheard = [found for found in report.findings if found.check == "node"]
+    unheard = [finding for finding in report.findings if finding.check == "node"]
     assert [(found.status, found.figure) for found in unheard] == [("fail", "no answer in 2 s")]
     assert hung[:6] in unheard[0].node
     assert len(statuses(report, "open files")) == 1
@@ -146,7 +146,7 @@ def test_a_node_that_hangs_fails_and_the_others_are_told(monkeypatch: pytest.Mon
 def test_a_task_that_raises_fails_with_its_line() -> None:
     report = inspect(replace(EXPECTED, model_path="\0"))  # no path can have it
     assert statuses(report, "node") == ["fail"] * 2
-    assert all("null" in found.figure for found in report.findings if found.check == "node")
+    assert all("null" in finding.figure for finding in report.findings if finding.check == "node")
 
 
 def test_a_node_that_is_gone_is_missed() -> None:

@@ -79,5 +79,5 @@ def test_checks_that_had_nothing_to_look_at_share_a_line() -> None:
 
 def test_a_cluster_that_does_not_answer_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["preflight", "cluster=mi325x_1n", "cluster.address=127.0.0.1:9"]) == 5
-    said = capsys.readouterr().err
-    assert said.startswith("error: cannot join the Ray cluster at 127.0.0.1:9: ") and "refused" in said
+    output = capsys.readouterr().err
+    assert output.startswith("error: cannot join the Ray cluster at 127.0.0.1:9: ") and "refused" in output

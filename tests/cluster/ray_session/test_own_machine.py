@@ -116,10 +116,10 @@ def test_every_place_that_cannot_be_taken_says_why(tmp_path: Path, monkeypatch: 
     without_programs(Path("/"), monkeypatch)
     with pytest.raises(SessionError) as caught:
         made_with(tmp_path, monkeypatch)
-    said = str(caught.value)
-    assert f"{tmp_path}: its path has more than 8 characters" in said
-    assert "/tmp: no program may run there (noexec)" in said
-    assert "/nowhere: No such file or directory; set TMPDIR to a folder with a short path" in said
+    message = str(caught.value)
+    assert f"{tmp_path}: its path has more than 8 characters" in message
+    assert "/tmp: no program may run there (noexec)" in message
+    assert "/nowhere: No such file or directory; set TMPDIR to a folder with a short path" in message
 
 
 SLEEP = "import sys, time; print(flush=True); time.sleep(600)"
@@ -200,8 +200,8 @@ def test_preflight_without_a_cluster_is_one_line(
 ) -> None:
     monkeypatch.setattr(command, "head_is_missing", lambda address: address == "auto")
     assert command.main(["preflight", "cluster=mi325x_1n", "engine=vllm"]) == EXIT_CLUSTER
-    said = capsys.readouterr()
-    assert said.err == f"error: {own_machine.NO_CLUSTER}\n" and said.out == ""
+    output = capsys.readouterr()
+    assert output.err == f"error: {own_machine.NO_CLUSTER}\n" and output.out == ""
 
 
 def test_the_look_needs_no_ray() -> None:

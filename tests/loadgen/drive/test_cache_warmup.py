@@ -264,7 +264,7 @@ def test_prompts_without_reuse_need_no_warm_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "offered", "cold", "first"),
+    ("question", "offered", "cold", "first"),
     [
         (20.0, 0.0, 8.0, 4.0),
         (20.0, 0.0, None, 2.5),
@@ -274,11 +274,11 @@ def test_prompts_without_reuse_need_no_warm_up() -> None:
     ],
 )
 def test_the_way_up_begins_where_the_service_was_or_where_it_can_cold(
-    asked: float, offered: float, cold: float | None, first: float | None
+    question: float, offered: float, cold: float | None, first: float | None
 ) -> None:
-    rates = prepared_load.ramp_rates(asked, offered, cold)
+    rates = prepared_load.ramp_rates(question, offered, cold)
     assert (rates[0] if rates else None) == first
-    assert all(rate < asked for rate in rates)
+    assert all(rate < question for rate in rates)
 
 
 def test_on_the_way_up_newcomers_ask_for_half_of_what_a_cold_service_can_do() -> None:

@@ -33,8 +33,8 @@ class Altered(VirtualTarget):
         self._row = row
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
-        return Observation(altered(seen.ended, self._row), altered(seen.pending, self._row))
+        progress = super().run(schedule, until_ns)
+        return Observation(altered(progress.ended, self._row), altered(progress.pending, self._row))
 
 
 def searched(guess_qps: float, *words: str, **row: Any) -> RunVerdict:
@@ -64,8 +64,8 @@ class LateForOneInFive(VirtualTarget):
     """A service whose first token comes five seconds late for one request in five, at any rate."""
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
-        return Observation(late(seen.ended), late(seen.pending))
+        progress = super().run(schedule, until_ns)
+        return Observation(late(progress.ended), late(progress.pending))
 
 
 def late(rows: pa.Table) -> pa.Table:
@@ -110,6 +110,6 @@ def test_a_probe_ends_with_its_code(rate_qps: float, code: int) -> None:
 def test_a_required_rate_ends_with_its_code(rate_qps: float, code: int) -> None:
     words = [*WORDS, "slo.ttft_p90_ms=2000", f"rate_qps={rate_qps}"]
     drive, experiment, _ = driver(words, target=Altered())
-    found = require(drive, rate_qps, required_s(experiment))
-    verdict = verdicts.required_verdict(experiment, drive, found)
+    result = require(drive, rate_qps, required_s(experiment))
+    verdict = verdicts.required_verdict(experiment, drive, result)
     assert (verdict.exit_code, verdict.valid, verdict.passed) == (code, True, code == summary.EXIT_OK)

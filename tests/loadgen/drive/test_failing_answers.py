@@ -32,13 +32,15 @@ class Failing(VirtualTarget):
         self._row, self._since, self._every = row, since, every
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
+        progress = super().run(schedule, until_ns)
         number = pc.subtract(
-            seen.ended["seq"], pc.multiply(pc.divide(seen.ended["seq"], self._every), self._every)
+            progress.ended["seq"], pc.multiply(pc.divide(progress.ended["seq"], self._every), self._every)
         )
-        fails = pc.and_(pc.equal(number, 0), pc.greater_equal(seen.ended["window_index"], self._since))
-        broken = altered(seen.ended.filter(fails), self._row)
-        return Observation(pa.concat_tables([seen.ended.filter(pc.invert(fails)), broken]), seen.pending)
+        fails = pc.and_(pc.equal(number, 0), pc.greater_equal(progress.ended["window_index"], self._since))
+        broken = altered(progress.ended.filter(fails), self._row)
+        return Observation(
+            pa.concat_tables([progress.ended.filter(pc.invert(fails)), broken]), progress.pending
+        )
 
 
 def truncated(kind: str, finish_reason: str | None = "stop", **more: Any) -> dict[str, Any]:
@@ -84,18 +86,18 @@ def test_a_warm_up_that_nearly_all_fails_ends_the_run_with_the_reason_and_the_re
         """All but one of `every` fail; 1 is all."""
 
         def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-            seen = VirtualTarget.run(self, schedule, until_ns)
-            fails = pc.greater_equal(seen.ended["seq"], 1 if self._every > 1 else 0)
-            ended = [seen.ended.filter(pc.invert(fails)), altered(seen.ended.filter(fails), row)]
-            return Observation(pa.concat_tables(ended), seen.pending)
+            progress = VirtualTarget.run(self, schedule, until_ns)
+            fails = pc.greater_equal(progress.ended["seq"], 1 if self._every > 1 else 0)
+            ended = [progress.ended.filter(pc.invert(fails)), altered(progress.ended.filter(fails), row)]
+            return Observation(pa.concat_tables(ended), progress.pending)
 
     drive, _, events = driver([], target=Nearly(load([]), row, every=every))
     drive.replan(warmup_requests=16)
     with pytest.raises(TargetLost) as refused:
         sweep(drive)
-    said, failed = str(refused.value), 16 if every == 1 else 15
-    assert said.startswith(f"warm-up: failed {failed} of 16: {failed} x ")
-    assert words.replace("16 x", f"{failed} x") in said and remedy in said and "\n" not in said
+    message, failed = str(refused.value), 16 if every == 1 else 15
+    assert message.startswith(f"warm-up: failed {failed} of 16: {failed} x ")
+    assert words.replace("16 x", f"{failed} x") in message and remedy in message and "\n" not in message
     assert drive.windows.outcomes == [] and [kind for kind, _ in events] == ["warm"]
 
 
@@ -154,10 +156,10 @@ def test_a_search_of_answers_that_all_break_off_keeps_its_budget_and_has_no_resu
     words = ["search=quick", "search.start=ramp", "search.budget_s=100"]
     row = truncated("connection_lost", None, error="reset by peer")
     drive, experiment, _ = driver(words, Start(), target=Failing(load(words), row, since=0))
-    found = swept(drive)
+    result = swept(drive)
     # The least number of windows is granted beyond the budget.
-    assert found.outcomes[-1].counts.start_ns <= (100 + 15) * NS
-    verdict = verdicts.sweep_verdict(experiment, drive, found.stop, "wall")
+    assert result.outcomes[-1].counts.start_ns <= (100 + 15) * NS
+    verdict = verdicts.sweep_verdict(experiment, drive, result.stop, "wall")
     assert (verdict.exit_code, verdict.valid) == (summary.EXIT_TARGET, False)
     assert verdict.reason.startswith("at every rate: failed ")
     assert 'the first says "reset by peer". Look at the logs' in verdict.reason

@@ -55,9 +55,9 @@ class Cut(VirtualTarget):
         return not self._serves and self._from_ns <= self._now_ns < self._until_ns
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
+        progress = super().run(schedule, until_ns)
         span = self._from_ns, self._until_ns
-        ended, pending = (altered(rows, NO_WAY, *span) for rows in (seen.ended, seen.pending))
+        ended, pending = (altered(rows, NO_WAY, *span) for rows in (progress.ended, progress.pending))
         return Observation(ended, pending, silent_actors=["load actor 0 on load1"] if self._is_silent else [])
 
     def heal(self) -> bool:

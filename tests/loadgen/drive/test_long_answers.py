@@ -58,8 +58,8 @@ def test_an_unfinished_answer_lasts_as_its_pace_has_it() -> None:
 
 @pytest.mark.parametrize("name", ["quick", "standard"])
 def test_a_search_of_short_answers_is_as_it_was_asked(name: str) -> None:
-    asked = load([f"search={name}"]).search
-    assert paced(asked, 0.0, 0.0) == paced(asked, 16.0, 16.0) == asked
+    experiment = load([f"search={name}"]).search
+    assert paced(experiment, 0.0, 0.0) == paced(experiment, 16.0, 16.0) == experiment
 
 
 @pytest.mark.parametrize("name", ["quick", "standard"])
@@ -67,13 +67,13 @@ def test_a_search_of_short_answers_is_as_it_was_asked(name: str) -> None:
 def test_a_search_of_long_answers_has_windows_as_long_and_a_budget_that_holds_them(
     name: str, answer_s: float
 ) -> None:
-    asked = load([f"search={name}"]).search
-    longer = paced(asked, answer_s, 2 * answer_s)
+    experiment = load([f"search={name}"]).search
+    longer = paced(experiment, answer_s, 2 * answer_s)
     assert longer.window_s >= answer_s and longer.settle_s >= 2 * answer_s
     least_s = 2 * answer_s + 5 * longer.window_s
     assert longer.budget_s * (1 - RAMP_SHARE) >= 0.999 * least_s
     assert replace(longer, window_s=45, settle_s=120, budget_s=900) == replace(
-        asked, window_s=45, settle_s=120, budget_s=900
+        experiment, window_s=45, settle_s=120, budget_s=900
     )
 
 
@@ -102,8 +102,8 @@ def test_a_rate_well_above_the_capacity_is_not_passed_by_answers_that_have_just_
     words = [*EDGES["L4000"], f"rate_qps={1.3 * truths()['L4000']}"]
     drive, experiment, _ = driver(words, target=VirtualTarget(SharedProcessor()))
     assert experiment.rate_qps
-    found = require(drive, experiment.rate_qps, required_s(experiment))
-    assert found.analysis.verdict == "failed"
+    result = require(drive, experiment.rate_qps, required_s(experiment))
+    assert result.analysis.verdict == "failed"
 
 
 @pytest.mark.slow
@@ -112,10 +112,10 @@ def test_long_answers_are_searched_for_as_long_as_they_need(words: list[str]) ->
     truth_qps = truths()["L1000"]
     start = Start(roofline_qps=truth_qps, prediction_qps=1.4)
     drive, _, _ = driver([*EDGES["L1000"], *words], start, target=VirtualTarget(SharedProcessor()))
-    found = swept(drive)
-    assert found.capacity is not None and found.capacity.low < truth_qps < found.capacity.high
-    assert not (found.capacity.open_above or found.capacity.open_below)
-    windows = [outcome for outcome in found.outcomes if outcome.plan.kind == "window"]
+    result = swept(drive)
+    assert result.capacity is not None and result.capacity.low < truth_qps < result.capacity.high
+    assert not (result.capacity.open_above or result.capacity.open_below)
+    windows = [outcome for outcome in result.outcomes if outcome.plan.kind == "window"]
     assert all(outcome.plan.window_s >= 45 for outcome in windows[1:])
 
 

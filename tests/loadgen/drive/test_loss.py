@@ -66,10 +66,10 @@ def test_what_follows_a_recovery_begins_with_a_transition() -> None:
     faults = iter([None, None, None, "1 of 1 replicas gone, 1 new"])
     drive = driver(Breaking(EXPERIMENT, 1e9), fault=lambda: next(faults, None), repair=lambda: frozenset("0"))
     drive.replan(search=SHORT)
-    found = swept(drive)
-    lost = [outcome for outcome in found.outcomes if outcome.void]
+    result = swept(drive)
+    lost = [outcome for outcome in result.outcomes if outcome.void]
     assert [outcome.plan.index for outcome in lost] == [3]
-    assert found.outcomes[4].plan.transition_s >= EXPERIMENT.search.transition_s
+    assert result.outcomes[4].plan.transition_s >= EXPERIMENT.search.transition_s
 
 
 def test_the_replicas_of_the_new_deployment_are_the_expected_ones() -> None:
@@ -103,9 +103,9 @@ def test_what_hangs_since_a_loss_is_no_sign_of_another() -> None:
 
     drive = driver(target, fault=target.fault, repair=repair)
     drive.replan(search=SHORT)
-    found = swept(drive)
-    assert len(drive.loss.recoveries) == 1 and found.stop.kind == "budget"
-    windows = [outcome for outcome in found.outcomes if outcome.plan.kind == "window"]
+    result = swept(drive)
+    assert len(drive.loss.recoveries) == 1 and result.stop.kind == "budget"
+    windows = [outcome for outcome in result.outcomes if outcome.plan.kind == "window"]
     assert not any(outcome.aborted for outcome in windows if not outcome.void)
 
 
@@ -145,8 +145,8 @@ def test_a_loss_in_the_last_moment_costs_the_last_window() -> None:
 
     drive = driver(target, settled, fault=lambda: faults[0] if faults else None, repair=repair)
     drive.replan(replicas=None)
-    found = swept(drive)
-    assert len(drive.loss.recoveries) == 1 and [o.plan.index for o in found.outcomes if o.void]
+    result = swept(drive)
+    assert len(drive.loss.recoveries) == 1 and [o.plan.index for o in result.outcomes if o.void]
 
 
 @pytest.mark.slow

@@ -60,12 +60,12 @@ def test_a_queue_that_still_grew_makes_a_capacity_an_upper_bound(words: tuple[st
     assert verdict.capacity is not None and verdict.capacity.open_below and not verdict.capacity.open_above
     q = verdict.capacity.qps_per_node
     assert q.low is None and q.certified is None and q.high is not None and q.high > CEILING_QPS
-    said = screen(verdict).splitlines()
+    text = screen(verdict).splitlines()
     high = span(Estimate.at_most(q.high)).removeprefix("at most ")
     claim = f"VALID  at most {high} QPS per node (the queue still grew: an upper bound only)"
-    assert said[0] == f"SIMULATED, {claim}; {LENGTHS}"
-    assert "longer search.window_s" in said[1]
-    assert any(line.startswith(f"  per replica: at most {high} QPS:") for line in said)
+    assert text[0] == f"SIMULATED, {claim}; {LENGTHS}"
+    assert "longer search.window_s" in text[1]
+    assert any(line.startswith(f"  per replica: at most {high} QPS:") for line in text)
 
 
 @pytest.mark.slow
@@ -122,8 +122,8 @@ class Erratic(VirtualTarget):
         self._seed, self._spread = seed, spread
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
-        return Observation(self._later(seen.ended), seen.pending)
+        progress = super().run(schedule, until_ns)
+        return Observation(self._later(progress.ended), progress.pending)
 
     def _later(self, rows: pa.Table) -> pa.Table:
         stretch = rows["due_ns"].to_numpy() // 10_000_000_000
@@ -151,13 +151,13 @@ def check(rate_qps: float, seconds: float, seed: int, spread: float) -> None:
     assert not re.search(r"\bnan\b|-\d+(\.\d+)? ms", screen(verdict))
 
 
-def possible(found: Quantile) -> None:
-    assert found.ms is None or found.ms.value >= 0
-    if found.ms is None or not found.has_interval:
+def possible(quantile: Quantile) -> None:
+    assert quantile.ms is None or quantile.ms.value >= 0
+    if quantile.ms is None or not quantile.has_interval:
         return
-    low_ms, high_ms = found.ms.ends
-    assert low_ms is not None and 0 <= low_ms <= found.ms.value and math.isfinite(low_ms)
-    assert high_ms is None or found.ms.value <= high_ms
+    low_ms, high_ms = quantile.ms.ends
+    assert low_ms is not None and 0 <= low_ms <= quantile.ms.value and math.isfinite(low_ms)
+    assert high_ms is None or quantile.ms.value <= high_ms
 
 
 questions: dict[str, Any] = {

@@ -149,7 +149,11 @@ class Ran:
         zero_s = self.manifest["clock"]["zero_wall_ns"] / 1e9
         windows = [e["window"] for e in load_run(self.folder).events() if e["event"] == "window_done"]
         at_ns = (self.at_s - zero_s) * 1e9
-        return {one["index"] for one in windows if one["window_start_ns"] <= at_ns <= one["window_end_ns"]}
+        return {
+            window["index"]
+            for window in windows
+            if window["window_start_ns"] <= at_ns <= window["window_end_ns"]
+        }
 
 
 @pytest.fixture(scope="module")

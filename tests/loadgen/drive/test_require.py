@@ -26,8 +26,8 @@ def required(words: list[str], **more: Any) -> tuple[dict[str, Any], list[dict[s
     """The conclusion, the looks in order, and the driver of a rate required of the engine model."""
     drive, experiment, events = driver(words, **more)
     assert experiment.rate_qps
-    found = require(drive, experiment.rate_qps, required_s(experiment))
-    tree = to_tree(verdicts.required_verdict(experiment, drive, found))
+    result = require(drive, experiment.rate_qps, required_s(experiment))
+    tree = to_tree(verdicts.required_verdict(experiment, drive, result))
     assert text_of(tree)
     return tree, [facts for kind, facts in events if kind == "look"], drive
 
@@ -87,7 +87,7 @@ def test_a_lost_load_actor_costs_its_window_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["probe", "concurrency=4", "--require"], "--require needs rate_qps"),
         (["probe", "rate_qps=4", "duration_s=288", "--require"], "raise it to 289"),
@@ -107,10 +107,10 @@ def test_a_lost_load_actor_costs_its_window_only() -> None:
         ),
     ],
 )
-def test_what_cannot_be_required_is_refused(words: list[str], said: str, capsys: Any) -> None:
+def test_what_cannot_be_required_is_refused(words: list[str], message: str, capsys: Any) -> None:
     assert main(words) == summary.EXIT_USAGE
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(("flag", "ends"), [(["--require"], "run=NAME --require"), ([], "run=NAME")])

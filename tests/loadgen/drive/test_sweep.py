@@ -133,11 +133,11 @@ def test_a_bound_on_a_queue_that_no_answer_tells_is_neither_kept_nor_missed(warm
 def test_a_search_under_a_bound_on_the_queue_finds_what_the_engine_model_says() -> None:
     drive, experiment, _ = driver(["search=standard", *QUEUE[1:]], Start(5.1, 3.9))
     tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "virtual"))
-    found = tree["capacity"]["qps_per_node"]
+    result = tree["capacity"]["qps_per_node"]
     predicted = engine_model.predict(experiment, draws=0)
     assert predicted.capacity is not None
     says = predicted.capacity.qps_per_node
-    assert found["low"] < (says.high or 0) and (says.low or 0) < found["high"]
+    assert result["low"] < (says.high or 0) and (says.low or 0) < result["high"]
     assert tree["capacity"]["binding"] == "queue_p90"
 
 
@@ -165,13 +165,13 @@ def test_a_foreign_server_is_found_from_a_wrong_guess(off: float) -> None:
     words = ["search=quick", "workload=smoke", "workload.output_tokens.mean=100", "slo.tpot_p90_ms=40"]
     truth_qps = truths()["PS"]
     start, target = Start(off * truth_qps, ttft_s=2.0), VirtualTarget(SharedProcessor())
-    found = swept(driver(words, start, target=target)[0])
-    steps, windows = ([o for o in found.outcomes if o.plan.kind == kind] for kind in ("ramp", "window"))
+    result = swept(driver(words, start, target=target)[0])
+    steps, windows = ([o for o in result.outcomes if o.plan.kind == kind] for kind in ("ramp", "window"))
     # What an overload left in flight is gone when the next step begins: nothing low is bad because of it.
     assert not any(step.bad and step.plan.rate_qps < 0.8 * truth_qps for step in steps)
     assert any(step.aborted for step in steps) and len(windows) >= 4
     assert windows[0].counts.start_ns - steps[0].counts.start_ns < (240 / 3 + 5) * NS
-    assert found.capacity is not None and found.capacity.low < truth_qps < found.capacity.high
+    assert result.capacity is not None and result.capacity.low < truth_qps < result.capacity.high
 
 
 class Disturbed(VirtualTarget):
@@ -182,9 +182,10 @@ class Disturbed(VirtualTarget):
         self._change = change
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
+        progress = super().run(schedule, until_ns)
         changed = [
-            [row | self._change(row) for row in part.to_pylist()] for part in (seen.ended, seen.pending)
+            [row | self._change(row) for row in part.to_pylist()]
+            for part in (progress.ended, progress.pending)
         ]
         return Observation(*(pa.Table.from_pylist(rows, schema=records.PROGRESS) for rows in changed))
 
@@ -247,7 +248,7 @@ def test_a_replaced_load_actor_voids_its_window_and_the_search_goes_on() -> None
     words = ["search=standard"]
     drive, experiment, events = driver(words, target=Healing(load(words), at_s=300, times=1))
     tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
-    void = [one.verdict.reason for one in drive.windows.outcomes if not one.verdict.valid]
+    void = [outcome.verdict.reason for outcome in drive.windows.outcomes if not outcome.verdict.valid]
     assert tree["exit_code"] == summary.EXIT_OK
     # The window it died in; the one before too, if that still waited for answers of its own.
     assert set(void) <= {"actor_lost", "client_limited"} and void.count("actor_lost") == 1
@@ -275,15 +276,15 @@ class Choosy(Altering):
     """A virtual target that refuses every second request at once."""
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = VirtualTarget.run(self, schedule, until_ns)
+        progress = VirtualTarget.run(self, schedule, until_ns)
         no = {"status": "http_error", "error_kind": "429", "error": "busy", "end_offset_ns": 1}
         refused = dict.fromkeys(("first_token_offset_ns", "last_token_offset_ns", "output_tokens")) | no
 
         def chosen(rows: pa.Table, odd: int) -> pa.Table:
             return rows.filter(pc.equal(pc.bit_wise_and(rows["seq"], 1), odd))
 
-        ended = [chosen(seen.ended, 0), altered(chosen(seen.ended, 1), refused)]
-        return Observation(pa.concat_tables(ended), seen.pending)
+        ended = [chosen(progress.ended, 0), altered(chosen(progress.ended, 1), refused)]
+        return Observation(pa.concat_tables(ended), progress.pending)
 
 
 def test_a_service_that_refuses_half_is_judged_and_not_called_dead() -> None:
@@ -298,14 +299,14 @@ def test_an_actor_that_dies_with_answers_of_a_finished_window_voids_it() -> None
         """Loses an actor only after the window is over, while its last answers are awaited."""
 
         def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-            seen = super().run(schedule, min(until_ns, 76 * NS))
+            progress = super().run(schedule, min(until_ns, 76 * NS))
             if until_ns < 76 * NS:
-                return seen
+                return progress
             later = super().run(None, until_ns)
             ended, pending = (
                 rows.filter(pc.invert(self.mine(rows))) for rows in (later.ended, later.pending)
             )
-            return Observation(pa.concat_tables([seen.ended, ended]), pending, [], [LOST])
+            return Observation(pa.concat_tables([progress.ended, ended]), pending, [], [LOST])
 
         def mine(self, rows: pa.Table) -> pa.Array:
             return pc.equal(pc.bit_wise_and(rows["seq"], 1), 1)

@@ -58,18 +58,18 @@ class Busy(VirtualTarget):
         self._row = row
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
+        progress = super().run(schedule, until_ns)
         self._now_ns += NS // 10
-        return Observation(altered(seen.ended, self._row), altered(seen.pending, self._row))
+        return Observation(altered(progress.ended, self._row), altered(progress.pending, self._row))
 
 
 @pytest.mark.parametrize(("kind", "rate_qps"), [("ramp", 100.0), ("window", 400.0)])
 @pytest.mark.parametrize(
-    ("lag_ns", "void", "said"),
+    ("lag_ns", "void", "message"),
     [(1_400_000, False, "overloaded, ended early"), (NS // 10, True, "VOID client_limited")],
 )
 def test_a_window_that_ends_early_is_void_only_where_the_client_was_late(
-    kind: Literal["ramp", "window"], rate_qps: float, lag_ns: int, void: bool, said: str
+    kind: Literal["ramp", "window"], rate_qps: float, lag_ns: int, void: bool, message: str
 ) -> None:
     drive, _, events = driver(WORDS, target=Busy(load(WORDS), send_offset_ns=lag_ns))
     drive.load(WindowPlan(0, kind, rate_qps, 0.0, 20.0, False, "far too much"))
@@ -78,7 +78,7 @@ def test_a_window_that_ends_early_is_void_only_where_the_client_was_late(
     assert (outcome.aborted, sent.value) == (True, 1.0)
     assert drive.windows.outcomes[0].verdict.valid != void
     (done,) = [facts for name, facts in events if name == "window_done"]
-    assert done["verdict"].startswith(said)
+    assert done["verdict"].startswith(message)
 
 
 TRAFFIC = Traffic(load(["workload=smoke"]).workload)

@@ -88,10 +88,10 @@ def test_actors_share_one_schedule_and_every_request_has_one_row(
     target = fleet(url, folder, actors)
     start_ns = max(0, target.now_ns()) + NS // 2
     schedule = offer(folder, start_ns, 2.0)
-    seen = target.run(schedule, start_ns + 2 * NS + NS // 2)
-    assert set(seen.ended["client_id"].to_pylist()) == {0, 1}
-    assert {beat["client_id"] for beat in seen.health} == {0, 1} and not seen.lost_actors
-    assert all(0 <= beat["cpu_share"] < 1.5 and beat["in_flight"] >= 0 for beat in seen.health)
+    progress = target.run(schedule, start_ns + 2 * NS + NS // 2)
+    assert set(progress.ended["client_id"].to_pylist()) == {0, 1}
+    assert {beat["client_id"] for beat in progress.health} == {0, 1} and not progress.lost_actors
+    assert all(0 <= beat["cpu_share"] < 1.5 and beat["in_flight"] >= 0 for beat in progress.health)
     target.finish(PATIENCE_S)
     rows = folder.collect(target.zero_wall_ns)
     assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
@@ -114,9 +114,9 @@ def test_a_killed_actor_is_noticed_and_its_requests_are_lost_not_forgotten(
     until(lambda: records.read_shard(shard).num_rows)
     target.members[1].actor.kill()
     until(lambda: target.run(None, target.now_ns()).lost_actors)
-    seen = target.run(None, target.now_ns() + 2 * NS)
-    assert [actor.client_id for actor in seen.lost_actors] == [1]
-    assert {beat["client_id"] for beat in seen.health} == {0}
+    progress = target.run(None, target.now_ns() + 2 * NS)
+    assert [actor.client_id for actor in progress.lost_actors] == [1]
+    assert {beat["client_id"] for beat in progress.health} == {0}
     target.finish(PATIENCE_S)
     rows = folder.collect(target.zero_wall_ns)
     assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
@@ -158,7 +158,7 @@ def test_an_actor_on_a_host_without_network_is_waited_for_and_no_row_is_lost(
     finally:
         os.kill(cut.pid, signal.SIGCONT)
     seen.outage = replace(seen.outage, until_ns=time.monotonic_ns())
-    assert target.heal() and not target.lost and [one.client_id for one in target.members] == [0, 1]
+    assert target.heal() and not target.lost and [member.client_id for member in target.members] == [0, 1]
     assert not target.run(None, target.now_ns()).silent_actors
     target.finish(PATIENCE_S)
     rows = folder.collect(target.zero_wall_ns)

@@ -183,11 +183,11 @@ def test_the_next_address_of_a_host_is_tried(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_name_is_looked_up_once_and_again_when_the_service_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """During the load nobody is asked for an address: that would count as time to the first token."""
-    asked: list[str] = []
+    words: list[str] = []
     known = {"server.test": "127.0.0.1"}
 
     def look_up(host: str, port: int, **_: Any) -> list[Any]:
-        asked.append(host)
+        words.append(host)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known[host], port))]
 
     async def main() -> list[list[tuple[bytes, dict[str, Any]]]]:
@@ -215,7 +215,7 @@ def test_a_name_is_looked_up_once_and_again_when_the_service_moved(monkeypatch: 
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     first, second = asyncio.run(main())
-    assert asked == ["server.test"] * 2
+    assert words == ["server.test"] * 2
     assert (len(first), len(second)) == (3, 1)
     assert all(b"\r\nHost: server.test:" in head for head, _ in [*first, *second])
 
@@ -295,12 +295,12 @@ def test_it_is_the_name_that_a_certificate_vouches_for(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, host: str, status: str
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+    result = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
 
     async def main() -> Exchange:
         async with MockServer(tls=server_tls(certificate)) as server:
             with monkeypatch.context() as patch:
-                patch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+                patch.setattr(socket, "getaddrinfo", lambda *_, **__: result)
                 (exchange,) = await exchanges(f"https://{host}:{server.port}", 1)
             return exchange
 

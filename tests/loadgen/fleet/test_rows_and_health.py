@@ -116,26 +116,28 @@ def test_a_window_has_the_seconds_that_lie_in_it() -> None:
     calm = [beat(client, second) for client in (0, 1) for second in range(11, 31)]
     beats = [beat(0, 5, cpu_share=1.0, stall_ms=900.0), beat(1, 33, stall_ms=900.0), *calm]
     beats[2] |= {"stall_ms": 40.0, "cpu_share": 0.6}
-    seen = health_of(beats, WINDOW)
-    assert seen.health["client-00"] == pytest.approx({"cpu_share": 0.22, "run_share": 0.9, "stall_ms": 40.0})
-    assert seen.health["client-01"]["stall_ms"] == 1.0
-    assert seen.in_flight_mean == pytest.approx(10.0)
+    health = health_of(beats, WINDOW)
+    assert health.health["client-00"] == pytest.approx(
+        {"cpu_share": 0.22, "run_share": 0.9, "stall_ms": 40.0}
+    )
+    assert health.health["client-01"]["stall_ms"] == 1.0
+    assert health.in_flight_mean == pytest.approx(10.0)
 
 
 def test_what_was_not_seen_of_a_window_is_unknown() -> None:
     assert health_of([], WINDOW).in_flight_mean is None and health_of([], WINDOW).health is None
     half = [beat(0, second, run_share=None) for second in range(11, 21)]
-    seen = health_of(half, WINDOW, ["load actor 1 (killed)"])
-    assert seen.in_flight_mean is None, "half of the seconds say nothing of the mean"
-    assert seen.health == {"client-00": pytest.approx({"cpu_share": 0.2, "stall_ms": 1.0})}
-    assert seen.lost_actors == ("load actor 1 (killed)",)
+    health = health_of(half, WINDOW, ["load actor 1 (killed)"])
+    assert health.in_flight_mean is None, "half of the seconds say nothing of the mean"
+    assert health.health == {"client-00": pytest.approx({"cpu_share": 0.2, "stall_ms": 1.0})}
+    assert health.lost_actors == ("load actor 1 (killed)",)
 
 
 def exchange(*gaps_us: int, ended: bool = True) -> Exchange:
-    found = Exchange(0, 1)
-    found.gaps_us = array("i", gaps_us)
-    found.end_ns = 1 if ended else None
-    return found
+    result = Exchange(0, 1)
+    result.gaps_us = array("i", gaps_us)
+    result.end_ns = 1 if ended else None
+    return result
 
 
 def test_bounds_ask_for_their_own_figures_only() -> None:
@@ -202,7 +204,7 @@ ROOM = Limits(soft_files=20_000, hard_files=20_000, open_files=36, ports=28_232)
 
 
 @pytest.mark.parametrize(
-    ("found", "endpoints", "sharing", "most"),
+    ("limits", "endpoints", "sharing", "most"),
     [
         (ROOM, 1, 1, 20_000 - 36 - SPARE_FILES),
         (replace(ROOM, soft_files=1024), 8, 1, 1024 - 36 - SPARE_FILES),
@@ -212,9 +214,9 @@ ROOM = Limits(soft_files=20_000, hard_files=20_000, open_files=36, ports=28_232)
         (replace(ROOM, soft_files=90), 1, 1, 0),
     ],
 )
-def test_the_smaller_limit_counts(found: Limits, endpoints: int, sharing: int, most: int) -> None:
-    assert found.shortage(endpoints, most, sharing) is None
-    assert str(most) in str(found.shortage(endpoints, most + 1, sharing))
+def test_the_smaller_limit_counts(limits: Limits, endpoints: int, sharing: int, most: int) -> None:
+    assert limits.shortage(endpoints, most, sharing) is None
+    assert str(most) in str(limits.shortage(endpoints, most + 1, sharing))
 
 
 def test_a_shortage_names_the_limit_and_the_remedy_in_one_line() -> None:
@@ -237,8 +239,8 @@ kept = [socket.socket() for _ in range(150)]
 after = process.limits()
 print(before.soft_files, before.hard_files, after.soft_files, after.open_files - before.open_files)
 """
-    told = subprocess.run([sys.executable, "-c", story], capture_output=True, text=True, check=True)
-    assert told.stdout.split() == ["100", "300", "300", "150"]
+    output = subprocess.run([sys.executable, "-c", story], capture_output=True, text=True, check=True)
+    assert output.stdout.split() == ["100", "300", "300", "150"]
 
 
 def test_what_the_machine_does_not_tell_is_no_limit(monkeypatch, tmp_path) -> None:

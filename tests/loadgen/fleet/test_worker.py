@@ -50,16 +50,16 @@ async def drive(
     ended: list[dict[str, Any]] = []
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            seen = await worker.observe()
-            ended += seen.ended.to_pylist()
-            if enough(ended, seen.pending.to_pylist()):
+            progress = await worker.observe()
+            ended += progress.ended.to_pylist()
+            if enough(ended, progress.pending.to_pylist()):
                 break
             await asyncio.sleep(0.02)
     if how.get("block_s"):
         time.sleep(how["block_s"])  # noqa: ASYNC251  a stalled loop is what is tested
         await asyncio.sleep(0.2)
     await worker.finish(how.get("drain_s", PATIENCE_S))
-    return ended + seen.pending.to_pylist()
+    return ended + progress.pending.to_pylist()
 
 
 def run(
@@ -357,8 +357,8 @@ def test_what_is_due_when_the_rest_is_taken_back_is_sent_with_its_lag(tmp_path: 
             while time.monotonic_ns() < began_ns + 3 * NS // 20:
                 pass  # the loop stands still, so that the ten are late
             worker.retract()
-            seen = await worker.observe()
-            assert seen.ended.num_rows + seen.pending.num_rows == len(due) + len(later)
+            progress = await worker.observe()
+            assert progress.ended.num_rows + progress.pending.num_rows == len(due) + len(later)
             await worker.finish(PATIENCE_S)
 
     asyncio.run(main())

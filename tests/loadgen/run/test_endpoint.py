@@ -83,9 +83,9 @@ def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch
 def test_what_is_no_model_server_is_told_in_one_line(answer: Reply, why: str) -> None:
     with server(answer) as (url, _), pytest.raises(TargetError) as refused:
         models_of(url, DEFAULT_ACCESS)
-    told = str(refused.value)
-    assert told.startswith(f"{url}/v1/models does not answer as a model server: ") and why in told
-    assert "\n" not in told
+    message = str(refused.value)
+    assert message.startswith(f"{url}/v1/models does not answer as a model server: ") and why in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("status", [200, 203])
@@ -109,9 +109,9 @@ def test_certificates_are_read_once_and_by_their_absolute_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     self_signed(tmp_path)
-    asked = located(Endpoints(["https://gw"], ca_file="mock.pem"))
-    assert asked.ca_file == str(tmp_path / "mock.pem")
-    assert access_to(asked).ca.startswith("-----BEGIN CERTIFICATE-----")
+    experiment = located(Endpoints(["https://gw"], ca_file="mock.pem"))
+    assert experiment.ca_file == str(tmp_path / "mock.pem")
+    assert access_to(experiment).ca.startswith("-----BEGIN CERTIFICATE-----")
 
 
 def listing(*names: str) -> Any:
@@ -121,9 +121,9 @@ def listing(*names: str) -> Any:
 @pytest.mark.parametrize("word", ["", "model=llama31_405b_fp8"])
 def test_the_one_served_model_gives_the_name_in_requests(word: str) -> None:
     with listing("org/mine") as url:
-        found = with_served_model(load(spelled([url, *filter(None, [word])])), is_named=False).model
-    assert found.served_name == "org/mine"
-    assert found.name == ("Llama-3.1-405B-Instruct-FP8" if word else "org/mine")
+        result = with_served_model(load(spelled([url, *filter(None, [word])])), is_named=False).model
+    assert result.served_name == "org/mine"
+    assert result.name == ("Llama-3.1-405B-Instruct-FP8" if word else "org/mine")
 
 
 def test_several_models_and_a_name_that_is_not_served_are_refused_with_the_names() -> None:
@@ -147,8 +147,8 @@ def test_the_cells_of_a_grid_share_one_look_at_the_list() -> None:
 
     with serving(listed) as url:
         for rate_qps in (1, 2):
-            found = with_served_model(load([*spelled([url]), f"rate_qps={rate_qps}"]), is_named=False)
-            assert found.model.served_name == "a"
+            result = with_served_model(load([*spelled([url]), f"rate_qps={rate_qps}"]), is_named=False)
+            assert result.model.served_name == "a"
     assert len(looks) == 1
 
 

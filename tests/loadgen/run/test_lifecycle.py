@@ -109,10 +109,10 @@ def test_more_streams_than_the_proxy_takes_are_refused(
 def test_the_end_of_a_simulated_sweep_stores_the_joint_capacity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
 ) -> None:
-    asked: list[str] = []
+    words: list[str] = []
 
     def constants(experiment: Experiment, emit: Any) -> Estimate:
-        asked.append(experiment.engine.kind)
+        words.append(experiment.engine.kind)
         emit("constants", text="drawing")
         if interrupted:
             raise KeyboardInterrupt
@@ -123,7 +123,7 @@ def test_the_end_of_a_simulated_sweep_stores_the_joint_capacity(
     here = Site(lambda *_: (Start(8.0, 5.2), None), lambda *_: service(), constants)
     RunLifecycle(SearchCapacity(EXPERIMENT), folder, here, lambda *_, **__: None).measure()
     found = json.loads((folder.path / "sweep.json").read_text())["capacity"]
-    assert asked == ["simulated"] and "drawing" in (folder.path / "events.jsonl").read_text()
+    assert words == ["simulated"] and "drawing" in (folder.path / "events.jsonl").read_text()
     if interrupted:
         assert found["constants_unknown"] == "interrupted" and found["by_noise"] is None
         return
@@ -202,12 +202,12 @@ def test_argv_in_the_manifest_has_no_credentials() -> None:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, dict[str, Any]]]]:
     """The folder of a search whose windows ended before their answers, and the events that were shown."""
     folder = RunFolder.create(tmp_path_factory.mktemp("final"), "one")
-    told: list[tuple[str, dict[str, Any]]] = []
+    lines: list[tuple[str, dict[str, Any]]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lifecycle, "LoadFleet", VirtualFleet)
-        show = lambda kind, /, **facts: told.append((kind, facts))  # noqa: E731
+        show = lambda kind, /, **facts: lines.append((kind, facts))  # noqa: E731
         RunLifecycle(SearchCapacity(EXPERIMENT), folder, site(Start(8.0, 3.4)), show).measure()
-    return folder.path, told
+    return folder.path, lines
 
 
 @pytest.mark.slow
@@ -248,7 +248,7 @@ def test_page_and_metrics_end_with_the_figures_of_the_verdict(ran: Any) -> None:
     verdict = json.loads((folder / "sweep.json").read_text())
     figures = verdict["capacity"]["qps_per_node"]
     for snapshot in (view.snapshot, followed(folder).look()):
-        shown = {one.index: one.latencies_p90_ms for one in snapshot.state.windows}
+        shown = {window.index: window.latencies_p90_ms for window in snapshot.state.windows}
         assert shown == {
             row["index"]: {name: row[name] for name in ("ttft_p90_ms", "tpot_p90_ms")}
             for row in verdict["windows"]
@@ -260,7 +260,7 @@ def test_page_and_metrics_end_with_the_figures_of_the_verdict(ran: Any) -> None:
             figures["low"],
             figures["high"],
         )
-        assert not any(one.pending for one in snapshot.state.windows)
+        assert not any(window.pending for window in snapshot.state.windows)
         metrics = prometheus_text.metrics_page(snapshot).decode()
         answered = sum(row["completed"] for row in verdict["windows"])
         assert f" {figures['certified']}\n" in metrics

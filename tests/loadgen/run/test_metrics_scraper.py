@@ -87,7 +87,7 @@ def test_several_engines_are_summed_and_their_cache_usage_is_averaged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("vllm:gpu_cache_usage_perc 0.5", {"kv_usage": 0.5}),
         ("vllm:gpu_cache_usage_perc 0.9\nvllm:kv_cache_usage_perc 0.5", {"kv_usage": 0.5}),
@@ -102,8 +102,8 @@ def test_several_engines_are_summed_and_their_cache_usage_is_averaged() -> None:
         ("vllm:generation_tokens_total 1e300\nvllm:num_preemptions 0", {"preemptions": 0}),
     ],
 )  # fmt: skip
-def test_other_spellings_and_numbers_nobody_believes(text: str, told: dict[str, float]) -> None:
-    assert page_figures(text) == told
+def test_other_spellings_and_numbers_nobody_believes(text: str, reported: dict[str, float]) -> None:
+    assert page_figures(text) == reported
 
 
 @pytest.mark.parametrize(
@@ -314,23 +314,23 @@ def test_on_a_slow_clock_a_server_has_as_long_as_on_any_other(path: Path) -> Non
 def test_a_server_without_metrics_is_said_once_and_asked_seldom(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     with Server(fine=says(page()), none=says("", 404), moved=says("", 302, Location="/fine")) as server:
-        with Scraper(server.urls, path, time.monotonic_ns, say=said.append):
-            until(lambda: len(said) == 2)
+        with Scraper(server.urls, path, time.monotonic_ns, say=lines.append):
+            until(lambda: len(lines) == 2)
             answered = server.paths["none"], server.paths["moved"]
             seen = len(good(path, "fine"))
             until(lambda: len(good(path, "fine")) >= seen + 2)
         assert (server.paths["none"], server.paths["moved"]) == answered
         assert rows_of(path)["none"][-1]["error"] == "HTTP 404"
-        assert sorted(line.partition(" gives ")[2] for line in said) == [
+        assert sorted(line.partition(" gives ")[2] for line in lines) == [
             "no metrics (HTTP 302): the engine is not observed",
             "no metrics (HTTP 404): the engine is not observed",
         ]
         monkeypatch.setattr(samplers, "ABSENT_S", 0.0)
-        with Scraper({"none": server.urls["none"]}, path, time.monotonic_ns, say=said.append):
+        with Scraper({"none": server.urls["none"]}, path, time.monotonic_ns, say=lines.append):
             until(lambda: server.paths["none"] >= answered[0] + 2)
-    assert len(said) == 3
+    assert len(lines) == 3
 
 
 def test_a_compressed_page_is_read(path: Path) -> None:
@@ -354,20 +354,20 @@ def test_a_sample_belongs_to_the_replica_that_answered(path: Path) -> None:
 
 
 def test_the_key_goes_to_the_endpoints_and_nowhere_else(path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     with Server(open=says(page()), closed=says("", 401), elsewhere=says(page())) as server:
         urls = server.urls | {"moved": server.url("moved")}
         del urls["elsewhere"]
         server.routes["moved"] = says("", 307, Location=server.url("elsewhere"))
-        with Scraper(urls, path, time.monotonic_ns, access=Access(Secret("secret-key")), say=said.append):
-            until(lambda: good(path, "open") and len(said) == 2)
+        with Scraper(urls, path, time.monotonic_ns, access=Access(Secret("secret-key")), say=lines.append):
+            until(lambda: good(path, "open") and len(lines) == 2)
         with Scraper(urls, path.with_name("again"), time.monotonic_ns):
             until(lambda: good(path.with_name("again"), "open"))
     assert server.keys["open"] == {"Bearer secret-key", None}
     assert server.keys["moved"] >= {"Bearer secret-key"}
     assert "elsewhere" not in server.keys
     assert b"secret-key" not in path.read_bytes()
-    assert not any("secret-key" in line for line in said)
+    assert not any("secret-key" in line for line in lines)
 
 
 @pytest.fixture
@@ -388,42 +388,42 @@ def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def test_a_full_disk_is_said_once_and_costs_no_row_once_there_is_room(
     path: Path, full: threading.Event
 ) -> None:
-    said: list[str] = []
-    with Server(fine=says(page())) as server, Scraper(server.urls, path, time.monotonic_ns, say=said.append):
+    lines: list[str] = []
+    with Server(fine=says(page())) as server, Scraper(server.urls, path, time.monotonic_ns, say=lines.append):
         until(lambda: server.paths["fine"] >= 2)
         assert rows_of(path) == {}
         full.clear()
         until(lambda: len(good(path, "fine")) >= 3)
-    assert said == ["cannot write timeseries.arrow: [Errno 28] No space left on device"]
+    assert lines == ["cannot write timeseries.arrow: [Errno 28] No space left on device"]
 
 
 def test_who_is_told_may_fail_on_the_same_full_disk(path: Path, full: threading.Event) -> None:
-    told: list[str] = []
+    lines: list[str] = []
 
     def fails(line: str) -> None:
-        told.append(line)
+        lines.append(line)
         raise OSError(28, "No space left on device")
 
     with (
         Server(fine=says(page()), none=says("", 404)) as server,
         Scraper(server.urls, path, time.monotonic_ns, say=fails),
     ):
-        until(lambda: len(told) == 2)
+        until(lambda: len(lines) == 2)
         full.clear()
         until(lambda: len(good(path, "fine")) >= 3)
     assert [row["error"] for row in rows_of(path)["none"]] == ["HTTP 404"]
-    assert len(told) == 2
+    assert len(lines) == 2
 
 
 def test_an_unforeseen_end_of_the_sampling_is_reported(path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
 
     def clock_ns() -> int:
         raise RuntimeError("this clock is broken")
 
-    with Scraper({"r0": "http://127.0.0.1:1/"}, path, clock_ns, say=said.append):
-        until(lambda: said)
-    assert said == ["the engine is no longer observed: RuntimeError: this clock is broken"]
+    with Scraper({"r0": "http://127.0.0.1:1/"}, path, clock_ns, say=lines.append):
+        until(lambda: lines)
+    assert lines == ["the engine is no longer observed: RuntimeError: this clock is broken"]
 
 
 def test_a_run_that_ends_at_once_leaves_an_empty_stream(path: Path) -> None:

@@ -120,10 +120,10 @@ def test_a_run_without_power_says_why(
 
 
 def test_an_unforeseen_end_of_the_sampling_is_reported(quick: None, tmp_path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     broken = Nodes({"gpu_watts": (), "node_watts": "hot", "source": "hwmon", "error": None})
-    with PowerSampler(broken, tmp_path / "power.arrow", lambda: 0, said.append) as sampler:
-        until(lambda: said)
+    with PowerSampler(broken, tmp_path / "power.arrow", lambda: 0, lines.append) as sampler:
+        until(lambda: lines)
         assert sampler.rest(0.0, 60.0)
-    (line,) = said
+    (line,) = lines
     assert line.startswith("power is no longer sampled: ArrowInvalid: ")

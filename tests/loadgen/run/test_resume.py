@@ -44,12 +44,12 @@ class Recorded(VirtualTarget):
         self._shard = ArrowStream(folder.shards / f"client-{first_client:02d}.arrow")
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
-        gaps = pa.nulls(seen.ended.num_rows, records.SHARD.field("itl_us").type)
-        for batch in seen.ended.append_column("itl_us", gaps).select(records.SHARD.names).to_batches():
+        progress = super().run(schedule, until_ns)
+        gaps = pa.nulls(progress.ended.num_rows, records.SHARD.field("itl_us").type)
+        for batch in progress.ended.append_column("itl_us", gaps).select(records.SHARD.names).to_batches():
             self._shard.append(batch)
         self._shard.flush()
-        return seen
+        return progress
 
     def end(self) -> None:
         """The load actor ends: its shard is let go."""
@@ -118,7 +118,9 @@ def test_a_restored_search_has_the_posterior_it_had(folder: RunFolder) -> None:
     after = driver(again, again.event, past(load_run(folder.path)))
     # The kill took answers of the last window with it, so that one is measured again.
     before.windows.outcomes.pop()
-    assert [nearby(one) for one in after.windows.outcomes] == [nearby(one) for one in before.windows.outcomes]
+    assert [nearby(outcome) for outcome in after.windows.outcomes] == [
+        nearby(outcome) for outcome in before.windows.outcomes
+    ]
     assert capacity(after) == capacity(before)
     assert after.elapsed_s() > 100
 
@@ -173,9 +175,9 @@ def test_a_resumed_run_ends_like_any_other_with_one_row_for_every_request(folder
     again = RunFolder(folder.path)
     first = again.collect()
     drive = driver(again, again.event, past(load_run(folder.path)))
-    found = swept(drive)
-    assert found.capacity is not None and found.capacity.low < 3.35 < found.capacity.high
-    assert found.elapsed_s <= EXPERIMENT.search.budget_s + 60
+    result = swept(drive)
+    assert result.capacity is not None and result.capacity.low < 3.35 < result.capacity.high
+    assert result.elapsed_s <= EXPERIMENT.search.budget_s + 60
     ended(drive)
     rows = again.collect()
     seqs = rows["seq"].to_pylist()

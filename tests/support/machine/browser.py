@@ -133,8 +133,8 @@ class Browser:
             told = self._next()
             if told.get("id") == self._calls:
                 assert "error" not in told, told
-                found: dict[str, Any] = told["result"]
-                return found
+                result: dict[str, Any] = told["result"]
+                return result
             self._note(told.get("method", ""), told.get("params", {}))
 
     def _note(self, event: str, facts: dict[str, Any]) -> None:

@@ -28,14 +28,16 @@ def body(prompts: Prompts, plan: Planned) -> bytes:
     return prompts.turn(plan.input_tokens, plan.output_tokens, levels, names)
 
 
-def shared_by_plan(one: Planned, other: Planned) -> int:
+def shared_by_plan(planned: Planned, other: Planned) -> int:
     """How many tokens two turns begin with alike, by the levels of their plan."""
-    if one.character != other.character:
-        return one.shared_tokens
-    if one.session != other.session:
-        return one.character_tokens
-    persona = one.character_tokens + one.persona_tokens
-    return min(one.input_tokens, other.input_tokens) if one.history_cut == other.history_cut else persona
+    if planned.character != other.character:
+        return planned.shared_tokens
+    if planned.session != other.session:
+        return planned.character_tokens
+    persona = planned.character_tokens + planned.persona_tokens
+    return (
+        min(planned.input_tokens, other.input_tokens) if planned.history_cut == other.history_cut else persona
+    )
 
 
 def bodies(experiment: Experiment, schedule: ArrivalSchedule) -> list[list[int]]:

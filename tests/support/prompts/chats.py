@@ -59,19 +59,19 @@ def chats(
     )
 
 
-def common(one: Sequence[Any], other: Sequence[Any]) -> int:
+def common(anys: Sequence[Any], other: Sequence[Any]) -> int:
     """Tokens with which both begin."""
-    most = min(len(one), len(other))
-    return bisect_left(range(1, most + 1), True, key=lambda count: one[:count] != other[:count])
+    most = min(len(anys), len(other))
+    return bisect_left(range(1, most + 1), True, key=lambda count: anys[:count] != other[:count])
 
 
-def tokens(asked: Chats) -> list[list[Any]]:
+def tokens(chats: Chats) -> list[list[Any]]:
     """Every prompt word by word, as the levels of `SharedPrefixes` say: equal words are equal tokens."""
-    out, p = [], asked.prefixes
+    out, p = [], chats.prefixes
     for i in range(len(p.everyone)):
         who, session, cut = int(p.character[i]), int(p.session[i]), int(p.cut[i])
         ends = [int(column[i]) for column in (p.everyone, p.of_character, p.of_session, p.of_history)]
         spans = zip([(0,), (1, who), (2, session), (3, session, cut)], [0, *ends], ends, strict=False)
         out.append([(*mark, at) for mark, start, end in spans for at in range(start, end)])
-        out[-1] += [(4, i, at) for at in range(ends[-1], int(asked.asked[0][i]))]
+        out[-1] += [(4, i, at) for at in range(ends[-1], int(chats.asked[0][i]))]
     return out

@@ -44,8 +44,8 @@ def make(source: Path, target: Path) -> None:
     stated = table.schema.metadata | {b"schema_version": str(window_table.SCHEMA_VERSION).encode()}
     kept = pa.Table.from_pylist(windows, schema=window_table.WINDOWS.with_metadata(stated))
     parquet.write(kept, target / "windows.parquet")
-    asked = replace(load(base=source / "config.yaml"), out="runs", run=target.name)
-    (target / "config.yaml").write_text(dump(asked))
+    experiment = replace(load(base=source / "config.yaml"), out="runs", run=target.name)
+    (target / "config.yaml").write_text(dump(experiment))
     words = neutral_words(run, target.name)
     lines = [json.dumps(neutral(event, words)) for event in run.events()]
     (target / "events.jsonl").write_text("\n".join(lines) + "\n")

@@ -85,8 +85,8 @@ def studied(path: Path, kind: str, *names: str, **more: Any) -> Path:
     tree = {
         **{"schema_version": 1, "study": kind, "state": "ended", "verb": "sweep", "run_id": path.name},
         **{"folder": f"runs/{path.name}", "asked": first["asked"], "names": list(names), "clock": "wall"},
-        "parts": [to_tree(studies.part_row(name, one)) for name, one in verdicts.items() if one],
-        "requests": to_tree(studies.requests(one for one in verdicts.values() if one)),
+        "parts": [to_tree(studies.part_row(name, verdict)) for name, verdict in verdicts.items() if verdict],
+        "requests": to_tree(studies.requests(verdict for verdict in verdicts.values() if verdict)),
         **{"evidence": f"{len(names)} parts", "valid": True, "passed": True, "exit_code": 0, "reason": ""},
     }
     (path / "study.json").write_text(json.dumps(tree | more))

@@ -47,9 +47,9 @@ class RunInMemory:
         """The conclusion on the golden run's experiment, as if its engine were real."""
         if self.sweep is None:
             return None
-        asked = to_tree(describe(golden_config())) | {"engine": "vllm"} | self.sweep["asked"]
+        facts = to_tree(describe(golden_config())) | {"engine": "vllm"} | self.sweep["asked"]
         checks = [{"unit": "ms"} | check for check in self.sweep["checks"]]
-        return from_tree(RunVerdict, self.sweep | {"asked": asked, "checks": checks}, self.name)
+        return from_tree(RunVerdict, self.sweep | {"asked": facts, "checks": checks}, self.name)
 
     def requests(self, columns: Sequence[str] | None = None) -> pa.Table:
         table = records.table(self.rows).sort_by("due_ns")
@@ -135,11 +135,11 @@ def window(index: int, rate_qps: float, start_s: float, end_s: float, **more: An
 def concluded(valid: bool = True, **capacity: Any) -> dict[str, Any]:
     """A sweep.json with bounds of 2000 and 100 ms, a gate of 20 ms and a capacity of 5 [4, 6]."""
     q = {"value": 5.0, "low": 4.0, "high": 6.0, "certified": 4.2}
-    found = {"qps_per_node": q, "open_above": False, "open_below": False, "binding": "tpot"} | capacity
+    result = {"qps_per_node": q, "open_above": False, "open_below": False, "binding": "tpot"} | capacity
     return {
         "asked": {"slo": {"ttft_p90_ms": 2000.0, "tpot_p90_ms": 100.0}},
         "checks": [{"name": "send_lag_p99", "bound": 20.0, "value": 1.0, "passed": True}],
-        "capacity": found,
+        "capacity": result,
         "valid": valid,
         "exit_code": 0 if valid else 4,
         "reason": "" if valid else "client_limited",

@@ -118,13 +118,13 @@ def guess_qps(scenario: str) -> float:
     return GUESS_QPS if scenario in METHOD or scenario in BOUNDS else truths()[scenario]
 
 
-def service(asked: Experiment, seed: int, factor: float = 1.0) -> Service:
+def service(experiment: Experiment, seed: int, factor: float = 1.0) -> Service:
     """One fresh node of our engine, whose gaps are told as of one that is `factor` times as fast."""
-    spec: Any = asked.engine
-    machine = EngineKind.of(spec, asked.model, asked.hardware, asked.layout)
-    if any(metric_of(limit) in GAPS for limit in asked.slo.limits):
-        most_s = (asked.slo.strictest_ms("itl_pooled") or math.inf) / 1e3
-        return GapService(machine, seed, asked.slo.itl_within, most_s, factor)
+    spec: Any = experiment.engine
+    machine = EngineKind.of(spec, experiment.model, experiment.hardware, experiment.layout)
+    if any(metric_of(limit) in GAPS for limit in experiment.slo.limits):
+        most_s = (experiment.slo.strictest_ms("itl_pooled") or math.inf) / 1e3
+        return GapService(machine, seed, experiment.slo.itl_within, most_s, factor)
     return VirtualService(machine, seed=seed)
 
 

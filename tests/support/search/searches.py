@@ -57,14 +57,14 @@ def searched(scenario: str, seed: int, *words: str, off: float = 1.0) -> Found:
     return begun(scenario, asked, start, seed)
 
 
-def begun(scenario: str, asked: Experiment, start: Start, seed: int) -> Found:
+def begun(scenario: str, experiment: Experiment, start: Start, seed: int) -> Found:
     """A search of a fresh node."""
     if scenario in DRIFTING:
-        return concluded(fluid.searched(drawn(scenario, seed), asked.search, start), asked)
-    plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, seed, start)
+        return concluded(fluid.searched(drawn(scenario, seed), experiment.search, start), experiment)
+    plan = LoadPlan(experiment.search, experiment.slo, experiment.workload, 1, seed, start)
     driver = Driver(target(scenario, seed), plan, lambda _, /, **__: None)
     try:
-        return concluded(swept(driver), asked)
+        return concluded(swept(driver), experiment)
     except TargetLost:
         return Found(math.nan, 0.0, math.inf, 0.0, driver.elapsed_s() / 60, stop="lost")
 
@@ -77,7 +77,7 @@ def swept(driver: Driver) -> fluid.Answer:
     return fluid.Answer(capacity, driver.windows.outcomes, stop, driver.elapsed_s())
 
 
-def concluded(found: fluid.Answer, asked: Experiment) -> Found:
+def concluded(found: fluid.Answer, experiment: Experiment) -> Found:
     """The end of a search as `loadgen.run.verdicts` states it, and its cost."""
     ramp = [outcome.counts for outcome in found.outcomes if outcome.plan.kind == "ramp"]
     windows = [outcome for outcome in found.outcomes if outcome.plan.kind == "window"]
@@ -91,10 +91,10 @@ def concluded(found: fluid.Answer, asked: Experiment) -> Found:
     valid = sum(not outcome.void for outcome in windows)
     match stop:
         case "slo_not_met_at_lowest":
-            told = Found(math.nan, 0.0, asked.search.lowest_qps, 0.0, minutes)
+            told = Found(math.nan, 0.0, experiment.search.lowest_qps, 0.0, minutes)
         case "above_highest":
-            told = Found(math.nan, asked.search.highest_qps, math.inf, 0.0, minutes)
-        case "budget" if found.capacity and valid < max(LEAST_VALID_WINDOWS, asked.search.min_windows):
+            told = Found(math.nan, experiment.search.highest_qps, math.inf, 0.0, minutes)
+        case "budget" if found.capacity and valid < max(LEAST_VALID_WINDOWS, experiment.search.min_windows):
             told, stop = answer(None, minutes), "void"
         case "budget":
             told = answer(found.capacity, minutes)

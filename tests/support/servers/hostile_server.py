@@ -55,10 +55,10 @@ class HostileServer:
 
     def _answer(self, line: socket.socket, head: bytes) -> None:
         self.heads.append(head)
-        found = re.match(rb"\w+ /(\w+)/(\d+)/", head)
-        if found is None:
+        match = re.match(rb"\w+ /(\w+)/(\d+)/", head)
+        if match is None:
             return
-        door, name = found[1].decode(), list(self._scripts)[int(found[2])]
+        door, name = match[1].decode(), list(self._scripts)[int(match[2])]
         for piece in self._scripts[name](head):
             if self._ended:
                 return
@@ -80,8 +80,8 @@ def _request(line: socket.socket) -> bytes:
         if not more:
             raise OSError("no request")
     head, _, body = data.partition(b"\r\n\r\n")
-    found = re.search(rb"(?i)content-length: (\d+)", head)
-    missing = int(found[1]) - len(body) if found else 0
+    match = re.search(rb"(?i)content-length: (\d+)", head)
+    missing = int(match[1]) - len(body) if match else 0
     while missing > 0:
         missing -= len(line.recv(missing)) or missing
     return head
@@ -89,8 +89,8 @@ def _request(line: socket.socket) -> bytes:
 
 def key_in(head: bytes) -> bytes:
     """The key that a request brought."""
-    found = re.search(rb"(?i)\r\nauthorization: Bearer ([^\r]*)", head)
-    return found[1] if found else b"none"
+    match = re.search(rb"(?i)\r\nauthorization: Bearer ([^\r]*)", head)
+    return match[1] if match else b"none"
 
 
 def endlessly(piece: bytes, pause_s: float = 0.0) -> Iterator[bytes | float]:

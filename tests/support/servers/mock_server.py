@@ -87,9 +87,9 @@ class MockServer:
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         request = await reader.readuntil(b"\r\n\r\n")
         if request.startswith(b"GET "):
-            found = request.startswith(b"GET /v1/models ")
-            text = b'{"object":"list","data":[{"id":"m"}]}' if found else b""
-            status = b"200 OK" if found else b"404 Not Found"
+            result = request.startswith(b"GET /v1/models ")
+            text = b'{"object":"list","data":[{"id":"m"}]}' if result else b""
+            status = b"200 OK" if result else b"404 Not Found"
             writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text))
             return True
         length = next(line for line in request.split(b"\r\n") if line.lower().startswith(b"content-length"))

@@ -10,14 +10,14 @@ from serve_apps.engine_model.engine.state import IDLE, KEPT, LOADING, RUNNING, R
 
 def chosen(arrays: Arrays, step: int, engine: int = 0) -> dict[int, int]:
     """The tokens that each request has in the step scheduled last, by the requests' serial numbers."""
-    found = {}
+    result = {}
     for request in arrays.requests[arrays.requests["engine"] == engine]:
         emits = request["joined"] < request["ahead"] + step <= request["most"]
         if request["last_step"] == step:
-            found[int(request["serial"])] = int(request["new"])
+            result[int(request["serial"])] = int(request["new"])
         elif request["decoding"] and emits:
-            found[int(request["serial"])] = 1
-    return found
+            result[int(request["serial"])] = 1
+    return result
 
 
 def check_integrity(arrays: Arrays, engine: int = 0) -> None:

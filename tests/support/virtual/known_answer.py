@@ -45,17 +45,17 @@ MODEL = EngineModel(
 
 def unsure(factors: Mapping[str, float], *words: str, posterior: Posterior | None = None) -> Experiment:
     """An experiment whose constants are exact but for those in `factors`: to each side by such a factor."""
-    asked = load([*EVEN, *words])
+    experiment = load([*EVEN, *words])
     changed: dict[str, dict[str, Constant]] = {"model": {}, "hardware": {}}
-    for path, it in constants(asked).items():
+    for path, constant in constants(experiment).items():
         factor = factors.get(path)
-        value = KNOWN.get(path, it.value or float(factor is not None))  # 0 has no interval
+        value = KNOWN.get(path, constant.value or float(factor is not None))  # 0 has no interval
         ends = (value / factor, value * factor) if factor else (None, None)
         group, _, name = path.split(".")
-        changed[group][name] = replace(it, value=value, low=ends[0], high=ends[1])
-    model, hardware = asked.model, asked.hardware
+        changed[group][name] = replace(constant, value=value, low=ends[0], high=ends[1])
+    model, hardware = experiment.model, experiment.hardware
     return replace(
-        asked,
+        experiment,
         model=replace(
             model,
             step_time=replace(model.step_time, **changed["model"]),

@@ -203,8 +203,8 @@ def main() -> None:
     )
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=600.0)
-    asked = parser.parse_args()
-    asyncio.run(Server().serve(asked.port, asked.seconds))
+    options = parser.parse_args()
+    asyncio.run(Server().serve(options.port, options.seconds))
 
 
 if __name__ == "__main__":

@@ -70,8 +70,8 @@ class Failing(VirtualTarget):
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         if schedule is not None:
             self._spoilt |= set(schedule.seq[self._chance.random(len(schedule)) < self._share].tolist())
-        seen = super().run(schedule, until_ns)
-        return Observation(self._with_errors(seen.ended), seen.pending)
+        progress = super().run(schedule, until_ns)
+        return Observation(self._with_errors(progress.ended), progress.pending)
 
     def _with_errors(self, ended: pa.Table) -> pa.Table:
         """The rows with what became of the spoilt ones: an error instead of tokens."""

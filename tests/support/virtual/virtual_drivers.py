@@ -74,8 +74,8 @@ class Altering(VirtualTarget):
         self._spoil = row
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
-        return Observation(altered(seen.ended, self._spoil), altered(seen.pending, self._spoil))
+        progress = super().run(schedule, until_ns)
+        return Observation(altered(progress.ended, self._spoil), altered(progress.pending, self._spoil))
 
 
 SILENT = dict.fromkeys(("first_token_offset_ns", "last_token_offset_ns"))
@@ -95,8 +95,8 @@ class Breaking(VirtualTarget):
         self._back_ns = self._now_ns
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
-        return Observation(*(self._broken(rows, REFUSED) for rows in (seen.ended, seen.pending)))
+        progress = super().run(schedule, until_ns)
+        return Observation(*(self._broken(rows, REFUSED) for rows in (progress.ended, progress.pending)))
 
     def _broken(self, rows: pa.Table, row: dict[str, Any]) -> pa.Table:
         return altered(rows, row, self._dies_ns, self._back_ns)
@@ -110,11 +110,11 @@ class Hanging(Breaking):
         self._stuck: list[pa.Table] = []
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = VirtualTarget.run(self, schedule, until_ns)
-        ended = self._broken(seen.ended, UNENDED)
+        progress = VirtualTarget.run(self, schedule, until_ns)
+        ended = self._broken(progress.ended, UNENDED)
         stuck = ended.filter(pc.equal(ended["status"], records.PENDING))
         self._stuck += [stuck] if stuck.num_rows else []
-        pending = pa.concat_tables([self._broken(seen.pending, UNENDED), *self._stuck])
+        pending = pa.concat_tables([self._broken(progress.pending, UNENDED), *self._stuck])
         return Observation(ended.filter(pc.equal(ended["status"], records.OK)), pending)
 
     def fault(self) -> str | None:
@@ -132,8 +132,8 @@ class Healing(VirtualTarget):
         self._at_ns, self._times = int(at_s * NS), times
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        seen = super().run(schedule, until_ns)
-        return dataclasses.replace(seen, lost_actors=[LOST] if until_ns >= self._at_ns else [])
+        progress = super().run(schedule, until_ns)
+        return dataclasses.replace(progress, lost_actors=[LOST] if until_ns >= self._at_ns else [])
 
     def heal(self) -> bool:
         self._times -= 1
