@@ -170,11 +170,11 @@ class SimulatedReplica:
         """The prefill replicas by their ids; those that do not answer now are left out."""
         assert self._prefill is not None
         try:
-            asked = self._prefill.broadcast("told")
-            found = await asked.results_async(timeout_s=ADDRESSES_S, return_exceptions=True)
+            responses = self._prefill.broadcast("told")
+            pages = await responses.results_async(timeout_s=ADDRESSES_S, return_exceptions=True)
         except (TimeoutError, RuntimeError, RayServeException):
-            found = []
-        return json.dumps({"replicas": dict(each for each in found if isinstance(each, tuple))}).encode()
+            pages = []
+        return json.dumps({"replicas": dict(each for each in pages if isinstance(each, tuple))}).encode()
 
 
 class SimulatedPrefill:

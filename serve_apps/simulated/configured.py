@@ -23,8 +23,8 @@ def application(args: Mapping[str, Any]) -> Application:
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "config.yaml"
         saved.write_text(args["experiment"])
-        asked = load(base=saved)
-    if not isinstance(asked.engine, SimulatedEngine) or asked.layout.prefill is not None:
+        experiment = load(base=saved)
+    if not isinstance(experiment.engine, SimulatedEngine) or experiment.layout.prefill is not None:
         raise ConfigError("a Serve config file of ours holds one kind of simulated engine")
-    specs = EngineSpecs(asked.engine, asked.model, asked.hardware, asked.layout)
-    return build_app(specs, 1, args["bundles"], asked.seed, asked.routing)
+    specs = EngineSpecs(experiment.engine, experiment.model, experiment.hardware, experiment.layout)
+    return build_app(specs, 1, args["bundles"], experiment.seed, experiment.routing)

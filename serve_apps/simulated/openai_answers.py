@@ -135,16 +135,16 @@ class OpenAiAnswer:
         self._token = self._chunk(None)
         self._last = self._chunk("length")
 
-    def tokens(self, seen: int, count: int) -> bytes:
+    def tokens(self, sent: int, count: int) -> bytes:
         """The SSE events of tokens `seen` to `count` - 1 (from 0); the first brings a chat's role along."""
-        role = self._role() if self.request.chat and not seen else b""
+        role = self._role() if self.request.chat and not sent else b""
         if self.request.usage_in_each:
             last = self.request.output_tokens
-            ends = (("length" if index == last else None, index) for index in range(seen + 1, count + 1))
+            ends = (("length" if index == last else None, index) for index in range(sent + 1, count + 1))
             return role + b"".join(self._chunk(end, self._usage(index)) for end, index in ends)
         if count < self.request.output_tokens:
-            return role + self._token * (count - seen)
-        return role + self._token * (count - seen - 1) + self._last
+            return role + self._token * (count - sent)
+        return role + self._token * (count - sent - 1) + self._last
 
     def end(self, steps: EngineSteps) -> bytes:
         """The closing events: usage, if requested, and [DONE]."""

@@ -33,25 +33,25 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
     """The body of /v1/completions: a prompt as text or as token ids. Raises ApiError."""
     fields = _fields(body, served)
     tokens = _prompt_tokens(fields.get("prompt"), served)
-    asked = _integer(fields, "max_tokens")
-    return _request(fields, served, False, tokens, DEFAULT_MAX_TOKENS if asked is None else asked)
+    most_tokens = _integer(fields, "max_tokens")
+    return _request(fields, served, False, tokens, DEFAULT_MAX_TOKENS if most_tokens is None else most_tokens)
 
 
 def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     """The body of /v1/chat/completions. Raises ApiError."""
     fields = _fields(body, served)
     parts = list(_parts(fields.get("messages"), served))
-    asked = _integer(fields, "max_completion_tokens")
-    if asked is None:
-        asked = _integer(fields, "max_tokens")
+    most_tokens = _integer(fields, "max_completion_tokens")
+    if most_tokens is None:
+        most_tokens = _integer(fields, "max_tokens")
     images = tuple(part for part in parts if isinstance(part, Image))
     # A header of 24 bytes may claim 10**16 tokens: none is made before they are known to fit.
     claimed = len(parts) - len(images) + sum(image.tokens for image in images)
-    _require_room(claimed, max(1, asked or 1), served.max_model_len)
+    _require_room(claimed, max(1, most_tokens or 1), served.max_model_len)
     tokens: list[Hashable] = []
     for part in parts:
         tokens += [(part.name, i) for i in range(part.tokens)] if isinstance(part, Image) else [part]
-    return _request(fields, served, True, tokens, asked, images)
+    return _request(fields, served, True, tokens, most_tokens, images)
 
 
 def block_hashes(tokens: Sequence[Hashable], block_size: int, salt: str | None = None) -> tuple[int, ...]:
@@ -131,7 +131,7 @@ def _request(
     served: ServedModel,
     chat: bool,
     tokens: Sequence[Hashable],
-    asked: int | None,
+    most_tokens: int | None,
     images: tuple[Image, ...] = (),
 ) -> ApiRequest:
     input_tokens = len(tokens)
@@ -140,11 +140,13 @@ def _request(
     for name in (*NOT_SIMULATED, *NOT_IN_CHATS) if chat else NOT_SIMULATED:
         if fields.get(name):
             raise ApiError(f"{name} is not available from the simulated engine", param=name)
-    if asked is not None and asked < 1:
-        message = f"max_tokens must be at least 1, got {asked}. (parameter=max_tokens, value={asked})"
+    if most_tokens is not None and most_tokens < 1:
+        message = (
+            f"max_tokens must be at least 1, got {most_tokens}. (parameter=max_tokens, value={most_tokens})"
+        )
         raise ApiError(message, param="max_tokens")
-    _require_room(input_tokens, asked or 1, served.max_model_len)
-    output_tokens = served.max_model_len - input_tokens if asked is None else asked
+    _require_room(input_tokens, most_tokens or 1, served.max_model_len)
+    output_tokens = served.max_model_len - input_tokens if most_tokens is None else most_tokens
     least = _integer(fields, "min_tokens") or 0
     if not 0 <= least <= output_tokens:
         bound = (
@@ -178,12 +180,12 @@ def _reveal(fields: dict[str, Any], tokens: Sequence[Hashable], served: ServedMo
     return Reveal(tokens, logprobs, token_ids) if token_ids or logprobs is not None else None
 
 
-def _refuse_logprobs(asked: int, vocab: int) -> None:
+def _refuse_logprobs(count: int, vocab: int) -> None:
     """-1 asks for the whole vocabulary."""
-    if asked < -1:
-        message = f"`logprobs` must be a positive value or -1. (parameter=logprobs, value={asked})"
+    if count < -1:
+        message = f"`logprobs` must be a positive value or -1. (parameter=logprobs, value={count})"
         raise ApiError(message, param="logprobs")
-    number = vocab if asked == -1 else asked
+    number = vocab if count == -1 else count
     if number > MAX_LOGPROBS:
         raise ApiError(
             f"Requested sample logprobs of {number}, which is greater than max allowed: {MAX_LOGPROBS} "

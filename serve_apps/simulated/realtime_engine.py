@@ -37,9 +37,9 @@ class Stream:
         self._changed = asyncio.Event()
         self._failure: str | None = None
 
-    async def more_than(self, seen: int) -> int:
+    async def more_than(self, sent: int) -> int:
         """Wait for more than `seen` tokens and return how many there are. Raises EngineDead."""
-        while len(self.emitted_s) <= seen:
+        while len(self.emitted_s) <= sent:
             await self._change()
         return len(self.emitted_s)
 

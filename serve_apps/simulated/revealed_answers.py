@@ -30,10 +30,10 @@ class RevealedAnswer(OpenAiAnswer):
         lengths = (len(_named(token)) for token in self._text.tokens[len(self._offsets) - 1 : count])
         self._offsets += list(accumulate(lengths, initial=self._offsets[-1]))[1:]
 
-    def tokens(self, seen: int, count: int) -> bytes:
+    def tokens(self, sent: int, count: int) -> bytes:
         """The SSE events of tokens `seen` to `count` - 1 (from 0), each with its token."""
         self.write(count)
-        return b"".join(self._event(place) for place in range(seen, count))
+        return b"".join(self._event(place) for place in range(sent, count))
 
     def _event(self, place: int) -> bytes:
         ids, last = self._reveal.token_ids, place + 1 == self.request.output_tokens

@@ -102,12 +102,12 @@ class SimulatedApp:
         scale = self._engine.time_scale
         clock = [] if scale == 1 else [(openai_answers.TIME_SCALE, b"%.17g" % scale)]
         await send(self._start(HTTPStatus.OK, openai_answers.SSE_TYPE, *clock))
-        seen = 0
+        sent = 0
         try:
-            while seen < answer.request.output_tokens:
-                tokens = await stream.more_than(seen)
-                await send(_part(answer.tokens(seen, tokens)))
-                seen = tokens
+            while sent < answer.request.output_tokens:
+                tokens = await stream.more_than(sent)
+                await send(_part(answer.tokens(sent, tokens)))
+                sent = tokens
         except EngineDead as error:
             await send(_part(openai_answers.error_events(openai_answers.server_error(str(error)))))
         else:

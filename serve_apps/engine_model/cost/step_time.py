@@ -155,7 +155,7 @@ def roofline(
     mixed_s = model.layers * constants.prefill_layer_us.value * 1e-6
     expert_read_s = experts / (bandwidth * constants.expert_read.value)
     quick_bytes, quick_tokens = links.quick_reduce(model, hardware, layout)
-    found = Roofline(
+    roof = Roofline(
         launch_s=constants.step_ms.value * 1e-3 + model.layers * constants.layer_us.value * 1e-6,
         weight_read_s=read_bytes / (hardware.hbm_bytes_per_s * reached.hbm.value),
         expert_read_s=expert_read_s,
@@ -174,7 +174,7 @@ def roofline(
         expert_skew_s=expert_read_s * _expert_skew(model, layout),
     )
     scale = constants.deployment_scale.value * constants.layout_scale.value
-    return found.scaled(scale).with_kernels(kernels)
+    return roof.scaled(scale).with_kernels(kernels)
 
 
 @dataclass(frozen=True)

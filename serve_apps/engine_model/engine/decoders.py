@@ -131,12 +131,12 @@ def ring_bucket(arrays: Any, r: Any, step: Any) -> Any:
 
 
 @native
-def _count(arrays: Any, r: Any, request: Any, one: Any) -> None:
+def _count(arrays: Any, r: Any, request: Any, step: Any) -> None:
     engine = state.engine(arrays, r)
     base = request.prompt + request.ahead - 1
-    engine.decoders += one
-    engine.contexts += one * base
-    state.needing(arrays, r, -base % engine.block).count += one
+    engine.decoders += step
+    engine.contexts += step * base
+    state.needing(arrays, r, -base % engine.block).count += step
 
 
 @native

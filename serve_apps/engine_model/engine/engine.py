@@ -260,7 +260,7 @@ class Engine:
         most, most_tokens = self.kind.spec.max_num_queued_reqs, self.kind.spec.max_num_queued_tokens
         if most is None and most_tokens is None:
             return
-        own = [it for it in self._rows.values() if not it.over and rank == self._rank(it)]
+        own = [row for row in self._rows.values() if not row.over and rank == self._rank(row)]
         in_prefill = sum(request.prompt_tokens for request in own if request.first_token_s is None)
         if most is not None and len(own) >= most:
             reason = "The engine is currently busy and cannot accept new requests."

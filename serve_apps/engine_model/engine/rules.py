@@ -232,8 +232,8 @@ def _make_room(arrays: Any, r: Any, i: Any, new: Any) -> bool:
     while _blocks_lacking(engine, request, new) > engine.free:
         last = state.queue(arrays, r, state.RUNNING).tail
         if engine.receives:
-            it = state.request(arrays, last)
-            if (engine.scheduled if it.decoding else it.last_step) > engine.completed:
+            victim = state.request(arrays, last)
+            if (engine.scheduled if victim.decoding else victim.last_step) > engine.completed:
                 return False
         _preempt(arrays, r, last)
         if last == i:
@@ -305,21 +305,21 @@ def _admit(arrays: Any, r: Any, number: Any, now_s: Any, held: Any) -> None:
         i = waiting.head
         request = state.request(arrays, i)
         tokens = request.prompt + request.most
-        found = idle = 0
+        hits = idle = 0
         if request.pieces or request.own_blocks:
-            found, idle = kv.find(arrays, r, i, (tokens - 1) // engine.block)
-        needed = kv.blocks_for(engine, tokens) - found + idle
+            hits, idle = kv.find(arrays, r, i, (tokens - 1) // engine.block)
+        needed = kv.blocks_for(engine, tokens) - hits + idle
         if request.kv == state.REMOTE:
             if needed + _reserved_blocks(arrays, r) > engine.free:
                 return
-            _load(arrays, r, i, found)
+            _load(arrays, r, i, hits)
             continue
-        if needed > engine.free or (held and found * engine.block < tokens - 1):
+        if needed > engine.free or (held and hits * engine.block < tokens - 1):
             return
         _start(arrays, r, i, now_s)
-        if found:
-            kv.hold(arrays, r, i, found)
-        request.computed = found * engine.block
+        if hits:
+            kv.hold(arrays, r, i, hits)
+        request.computed = hits * engine.block
         if request.cached < 0:
             request.cached = request.computed
             _count_hits(engine, request, tokens)
@@ -348,15 +348,15 @@ def _count_hits(engine: Any, request: Any, tokens: Any) -> None:
 
 
 @inlined
-def _load(arrays: Any, r: Any, i: Any, found: Any) -> None:
+def _load(arrays: Any, r: Any, i: Any, hits: Any) -> None:
     """Take blocks for the whole prompt and wait for what is not cached."""
     request, engine = state.request(arrays, i), state.engine(arrays, r)
-    if found:
-        kv.hold(arrays, r, i, found)
-    request.computed = found * engine.block
+    if hits:
+        kv.hold(arrays, r, i, hits)
+    request.computed = hits * engine.block
     request.to_load = request.prompt - request.computed
     blocks = kv.blocks_for(engine, request.prompt)
-    kv.take(arrays, r, blocks - found)
+    kv.take(arrays, r, blocks - hits)
     request.blocks = blocks
     _count_hits(engine, request, request.prompt)
     request.kv = state.OWN

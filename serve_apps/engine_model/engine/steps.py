@@ -325,7 +325,7 @@ def choose_rank(arrays: Any, g: Any, now_s: Any) -> Any:
     if group.width == 1:
         return group.first
     publish(arrays, g, now_s)
-    found, least = group.first, math.inf
+    rank, least = group.first, math.inf
     for k in range(group.width):
         r = group.first + (group.start + k) % group.width
         engine = state.engine(arrays, r)
@@ -333,10 +333,10 @@ def choose_rank(arrays: Any, g: Any, now_s: Any) -> Any:
         score = float(max(engine.open, waiting + engine.told_running))
         score += waiting * KV_PENALTY * max(0.0, engine.told_usage - 0.5)
         if score < least:
-            found, least = r, score
+            rank, least = r, score
     group.start = (group.start + 1) % group.width
-    state.engine(arrays, found).sent_since += 1
-    return found
+    state.engine(arrays, rank).sent_since += 1
+    return rank
 
 
 @inlined

@@ -123,9 +123,9 @@ def pairs(seed: int, replicas: int, at: Ints) -> Ints:
 @lru_cache(maxsize=8)
 def _pairs_chunk(seed: int, replicas: int, chunk: int) -> Ints:
     rng = np.random.default_rng([seed, chunk])
-    one = rng.integers(replicas, size=PAIRS_CHUNK)
+    first = rng.integers(replicas, size=PAIRS_CHUNK)
     away = rng.integers(1, max(2, replicas), size=PAIRS_CHUNK)
-    return np.column_stack([one, (one + away) % replicas])
+    return np.column_stack([first, (first + away) % replicas])
 
 
 @lru_cache(maxsize=8)
@@ -152,14 +152,14 @@ def choose(arrays: Any, side: Any, k: Any) -> Any:
     balancer, opened = state.balancer(arrays, side), state.open_counts(arrays)
     if balancer.mode == LEAST:
         return balancer.first + _least_busy(arrays, side)
-    one = state.choices(arrays)[2 * side, k]
+    replica = state.choices(arrays)[2 * side, k]
     if balancer.mode == BOUNDED:
-        return balancer.first + _next_with_room(arrays, side, one)
+        return balancer.first + _next_with_room(arrays, side, replica)
     if balancer.mode == FEWER:
         other = state.choices(arrays)[2 * side + 1, k]
-        if opened[balancer.first + other] < opened[balancer.first + one]:
-            one = other
-    return balancer.first + one
+        if opened[balancer.first + other] < opened[balancer.first + replica]:
+            replica = other
+    return balancer.first + replica
 
 
 @native

@@ -62,11 +62,11 @@ def refresh(arrays: Any, g: Any) -> None:
 @inlined
 def _before(arrays: Any, g: Any, other: Any) -> bool:
     """Order of events: by time, ends before begins, then by number."""
-    one, two = state.group(arrays, g), state.group(arrays, other)
-    if one.due_s != two.due_s:
-        return one.due_s < two.due_s  # type: ignore[no-any-return]
-    if one.in_flight != two.in_flight:
-        return one.in_flight > two.in_flight  # type: ignore[no-any-return]
+    ours, two = state.group(arrays, g), state.group(arrays, other)
+    if ours.due_s != two.due_s:
+        return ours.due_s < two.due_s  # type: ignore[no-any-return]
+    if ours.in_flight != two.in_flight:
+        return ours.in_flight > two.in_flight  # type: ignore[no-any-return]
     return g < other  # type: ignore[no-any-return]
 
 
@@ -148,8 +148,8 @@ def _cache(arrays: Any, r: Any, i: Any) -> None:
     request, engine = state.request(arrays, i), state.engine(arrays, r)
     request.engine = r
     if engine.caching:
-        found, _ = kv.find(arrays, r, i, (request.prompt - 1) // engine.block)
-        kv.hold(arrays, r, i, found)
+        hits, _ = kv.find(arrays, r, i, (request.prompt - 1) // engine.block)
+        kv.hold(arrays, r, i, hits)
         kv.extend(arrays, r, i, request.prompt + request.output - 1)
         kv.free(arrays, r, i, (request.prompt + request.output - 1) // engine.block)
 

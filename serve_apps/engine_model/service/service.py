@@ -273,10 +273,10 @@ def _times(service: Service) -> Times:
 
 def all_work(times: Times) -> dict[str, float]:
     """The work of all engines by name; that of engines that only compute prompts with `PREFILL` before it."""
-    found: dict[str, float] = times.work._asdict()
+    work: dict[str, float] = times.work._asdict()
     if times.prefill_work is not None:
-        found |= {f"{PREFILL}{name}": value for name, value in times.prefill_work._asdict().items()}
-    return found
+        work |= {f"{PREFILL}{name}": value for name, value in times.prefill_work._asdict().items()}
+    return work
 
 
 LATE_GAP = 0.99
@@ -309,9 +309,9 @@ def late_gap_s(ends: Any, share: Any) -> Any:
 @native
 def late_gaps_s(tokens: Any, outputs: Any, share: Any) -> Any:
     """The same of every request, whose tokens lie one after the other; nan of one token alone."""
-    found, at = np.full(len(outputs), np.nan), 0
+    gaps, at = np.full(len(outputs), np.nan), 0
     for i in range(len(outputs)):
         if outputs[i] > 1:
-            found[i] = late_gap_s(tokens[at : at + outputs[i]], share)
+            gaps[i] = late_gap_s(tokens[at : at + outputs[i]], share)
         at += outputs[i]
-    return found
+    return gaps

@@ -40,12 +40,12 @@ SCALING = ServeScaling(
 )
 
 
-def tree_of(asked: Experiment, bundles: list[dict[str, float]]) -> dict[str, object]:
+def tree_of(experiment: Experiment, bundles: list[dict[str, float]]) -> dict[str, object]:
     return {
         "name": APP,
         "route_prefix": "/",
         "import_path": configured.BUILDER,
-        "args": {"bundles": bundles, "experiment": dump(asked)},
+        "args": {"bundles": bundles, "experiment": dump(experiment)},
         "deployments": [{"name": ENGINES, "autoscaling_config": {}}],
     }
 
@@ -58,10 +58,10 @@ def running() -> int:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_deployment_follows_its_load_by_the_file(standing: Session) -> None:
-    asked = load(WORDS)
-    text = serve_file(SCALING, tree_of(asked, [{"GPU": 4.0, "CPU": 0.05}]), "a test")
+    experiment = load(WORDS)
+    text = serve_file(SCALING, tree_of(experiment, [{"GPU": 4.0, "CPU": 0.05}]), "a test")
     file = ServeDeploySchema.model_validate(yaml.safe_load(text))
-    body = json.dumps({"model": asked.model.served_name, "prompt": [1] * 50, "max_tokens": 20}).encode()
+    body = json.dumps({"model": experiment.model.served_name, "prompt": [1] * 50, "max_tokens": 20}).encode()
     over = threading.Event()
 
     def keep_asking(url: str) -> None:
@@ -71,14 +71,14 @@ def test_a_deployment_follows_its_load_by_the_file(standing: Session) -> None:
     _get_global_client().deploy_apps(file)
     until(lambda: running() == 1)
     askers = [threading.Thread(target=keep_asking, args=(standing.url,)) for _ in range(4)]
-    for one in askers:
-        one.start()
+    for asker in askers:
+        asker.start()
     try:
         until(lambda: running() == 2)  # four requests, two on each engine
     finally:
         over.set()
-    for one in askers:
-        one.join()
+    for asker in askers:
+        asker.join()
     until(lambda: running() == 1)
     serve.delete(APP)
 

@@ -37,7 +37,7 @@ def test_other_processes_write_the_same_text() -> None:
         "text = GreedyText(token_ids(['two', 'words'], 1000), 1000, 'salt', .1); text.write(40)\n"
         "print(json.dumps([text.tokens, [list(top.items()) for top in text.tops]]))"
     )
-    said = [
+    output = [
         subprocess.run(
             [sys.executable, "-c", program],
             env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -48,8 +48,8 @@ def test_other_processes_write_the_same_text() -> None:
     ]
     here = GreedyText(token_ids(["two", "words"], 1000), 1000, "salt", 0.1)
     here.write(40)
-    tokens, tops = json.loads(said[0])
-    assert said[0] == said[1]
+    tokens, tops = json.loads(output[0])
+    assert output[0] == output[1]
     assert tokens == here.tokens
     for read, top in zip(tops, here.tops, strict=True):  # a mathematics library may round the last digit up
         assert [token for token, _ in read] == list(top)
@@ -114,14 +114,14 @@ def test_two_answers_of_one_prompt_differ_as_two_precisions_do() -> None:
 @pytest.mark.parametrize("share", [0.02, 0.3])
 def test_a_defect_makes_its_share_of_positions_wrong(share: float) -> None:
     number = 2000
-    found = [
+    result = [
         divergence(written([seed], 1).tops[0], written([seed], 1, "b", share).tops[0])
         for seed in range(number)
     ]
-    wrong = sum(one > 0.05 for one in found)
+    wrong = sum(one > 0.05 for one in result)
     sd = math.sqrt(number * share * (1 - share))
     assert abs(wrong - number * share) < 4 * sd
-    assert sum(one > 0.2 for one in found) > 0.9 * wrong, "and wrong by much"
+    assert sum(one > 0.2 for one in result) > 0.9 * wrong, "and wrong by much"
 
 
 def test_after_a_wrong_token_the_text_goes_elsewhere() -> None:

@@ -216,7 +216,7 @@ def test_however_tokens_are_merged_the_stream_is_the_same(
 ) -> None:
     wire = answer(chat=is_chat, output_tokens=20, usage_in_each=in_each and usage, include_usage=usage)
     edges = [0, *sorted(cuts), 20]
-    pieces = b"".join(wire.tokens(seen, count) for seen, count in zip(edges, edges[1:], strict=False))
+    pieces = b"".join(wire.tokens(edge, count) for edge, count in zip(edges, edges[1:], strict=False))
     assert pieces == b"".join(wire.tokens(index, index + 1) for index in range(20))
     assert len(events(pieces)) == 20 + is_chat
 

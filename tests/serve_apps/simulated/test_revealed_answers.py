@@ -69,7 +69,7 @@ def test_stream_and_whole_answer_agree(cuts: set[int], in_each: bool, number: in
     options = {"include_usage": True, "continuous_usage_stats": in_each}
     wire = answer(stream=True, stream_options=options, logprobs=number)
     edges = [0, *sorted(cuts), 12]
-    stream = b"".join(wire.tokens(seen, count) for seen, count in zip(edges, edges[1:], strict=False))
+    stream = b"".join(wire.tokens(edge, count) for edge, count in zip(edges, edges[1:], strict=False))
     choices = [event["choices"][0] for event in chunks(stream)]
     at_once = whole(logprobs=number)
     assert [token for choice in choices for token in choice["token_ids"]] == at_once["token_ids"]

@@ -128,13 +128,13 @@ def test_cached_tokens_are_those_of_the_prefill_engine() -> None:
         node = Node(connector="nixl", enable_prefix_caching=True)
         hashes = tuple(range(10))
         request = ApiRequest(False, 10 * 16 + 8, 2, True, hashes=hashes)
-        found = []
+        items = []
         for _ in range(2):
             stream = await node.prompts.open(request)
             await stream.more_than(1)
-            found.append(stream.steps.cached_tokens)
+            items.append(stream.steps.cached_tokens)
             node.prompts.close(stream)
-        return found
+        return items
 
     assert run(story()) == [0, 160]
 
@@ -233,15 +233,15 @@ def test_blocks_that_nobody_fetches_are_given_back_in_the_end(monkeypatch: pytes
     async def story() -> tuple[list[Any], float, float]:
         node = Node()
         answers: Answers = compute(node.prefill, ApiRequest(False, 1000, 9, True), 0.0)
-        found: list[Any] = [await anext(answers)]
+        result: list[Any] = [await anext(answers)]
         held = node.plain[0].kv_usage
         with suppress(StopAsyncIteration):
-            found.append(await anext(answers))
+            result.append(await anext(answers))
         await settled(node)
-        return found, held, node.plain[0].kv_usage
+        return result, held, node.plain[0].kv_usage
 
-    found, held, after = run(story())
-    assert [type(each) for each in found] == [PromptComputed]
+    result, held, after = run(story())
+    assert [type(each) for each in result] == [PromptComputed]
     assert held > 0 and after == 0
 
 

@@ -19,10 +19,12 @@ def model(name: str) -> Model:
     return specs(name).model
 
 
-def kv_tokens(asked: Experiment) -> int:
-    assert isinstance(asked.engine, SimulatedEngine)
-    blocks = architecture.kv_blocks(asked.engine, asked.model, asked.hardware, asked.layout)
-    return blocks * asked.engine.block_size
+def kv_tokens(experiment: Experiment) -> int:
+    assert isinstance(experiment.engine, SimulatedEngine)
+    blocks = architecture.kv_blocks(
+        experiment.engine, experiment.model, experiment.hardware, experiment.layout
+    )
+    return blocks * experiment.engine.block_size
 
 
 @pytest.mark.parametrize(
@@ -49,19 +51,19 @@ def test_every_gpu_computes_mlas_down_projections_and_the_indexer_whole(
 ) -> None:
     chosen = replace(model(name), **changes)
     cut = architecture.linear_flop_per_token(replace(chosen, **NO_INDEXER)) / tensor_parallel
-    found = architecture.linear_flop_per_gpu(chosen, tensor_parallel)
-    assert found / cut == pytest.approx(ratio, abs=0.005)
+    result = architecture.linear_flop_per_gpu(chosen, tensor_parallel)
+    assert result / cut == pytest.approx(ratio, abs=0.005)
     assert architecture.linear_flop_per_gpu(chosen, 1) == architecture.linear_flop_per_token(chosen)
 
 
 def test_the_step_time_has_what_every_gpu_computes() -> None:
     """Prefill of DeepSeek at 100 % of the peak, experts even: FLOP of one GPU over its FP8 peak."""
     asked = specs(DEEPSEEK, layout="dp1_tp8")
-    found = roofline(asked.model, asked.hardware, asked.layout)
+    result = roofline(asked.model, asked.hardware, asked.layout)
     flop = architecture.linear_flop_per_gpu(asked.model, 8)
     assert asked.hardware.fp8_flop_per_s is not None
     share = asked.model.step_time.gemm_decode.value
-    assert found.decode_gemm_token_s == pytest.approx(flop / asked.hardware.fp8_flop_per_s / share)
+    assert result.decode_gemm_token_s == pytest.approx(flop / asked.hardware.fp8_flop_per_s / share)
 
 
 def test_weight_bytes() -> None:
@@ -75,9 +77,9 @@ def test_weight_bytes() -> None:
 def test_metas_attention_and_two_layers_in_bf16_are_a_byte_more_each() -> None:
     attention, two_layers = 126 * (2 * 16384**2 + 2 * 16384 * 1024), 2 * 3 * 16384 * 53248
     scales = (401_646_551_040 - attention - two_layers) // (128 * 128) * 4
-    found = architecture.weight_bytes(model(LLAMA))
-    assert found == 410_051_936_256 + attention + two_layers + scales
-    assert round(found / 1e9) == 487
+    result = architecture.weight_bytes(model(LLAMA))
+    assert result == 410_051_936_256 + attention + two_layers + scales
+    assert round(result / 1e9) == 487
 
 
 def test_flops_of_a_prefill_and_of_its_decode() -> None:
@@ -149,7 +151,7 @@ def test_each_rank_holds_all_but_the_routed_experts_which_the_gpus_of_all_ranks_
     model, layout = asked.model, asked.layout
     assert (layout.data_parallel, layout.gpus_per_replica) == (8, 8)
     routed, whole = architecture.routed_bytes(model), architecture.weight_bytes(model)
-    found = architecture.weight_bytes_on_gpu(model, layout)
-    assert found == pytest.approx(whole - routed + routed / 8, rel=1e-9)
+    result = architecture.weight_bytes_on_gpu(model, layout)
+    assert result == pytest.approx(whole - routed + routed / 8, rel=1e-9)
     # Eight GPUs hold the routed experts once and the rest eight times.
-    assert 8 * found == pytest.approx(routed + 8 * (whole - routed), rel=1e-9)
+    assert 8 * result == pytest.approx(routed + 8 * (whole - routed), rel=1e-9)

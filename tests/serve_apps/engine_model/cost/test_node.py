@@ -9,11 +9,17 @@ from serve_apps.engine_model.cost.node import refuse_experts, refuse_small, side
 
 def judged(*words: str) -> str:
     """The refusal of an experiment, or an empty line."""
-    asked = load(list(words))
-    assert isinstance(asked.engine, SimulatedEngine)
+    experiment = load(list(words))
+    assert isinstance(experiment.engine, SimulatedEngine)
     try:
-        refuse_experts(asked.model, asked.layout)
-        refuse_small(asked.engine, asked.model, asked.hardware, asked.layout, "engine.max_model_len")
+        refuse_experts(experiment.model, experiment.layout)
+        refuse_small(
+            experiment.engine,
+            experiment.model,
+            experiment.hardware,
+            experiment.layout,
+            "engine.max_model_len",
+        )
     except ValueError as error:
         return str(error)
     return ""
@@ -39,7 +45,7 @@ def test_what_fits_is_not_refused(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("layout=dp1_tp1",), "may have 32768"),
         (("layout=dp1_tp1",), "lower engine.max_model_len"),
@@ -55,5 +61,5 @@ def test_what_fits_is_not_refused(words: list[str]) -> None:
         ),
     ],
 )
-def test_either_side_is_refused(words: tuple[str, ...], said: str) -> None:
-    assert said in judged(*words)
+def test_either_side_is_refused(words: tuple[str, ...], message: str) -> None:
+    assert message in judged(*words)

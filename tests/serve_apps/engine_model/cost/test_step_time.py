@@ -45,8 +45,8 @@ def experiment(layout: str = "dp1_tp8_ep8", hardware: str = "mi325x") -> Experim
     return replaced(specs(QWEN, layout, hardware), ROUND)
 
 
-def steps(asked: Experiment) -> Roofline:
-    return roofline(asked.model, asked.hardware, asked.layout)
+def steps(experiment: Experiment) -> Roofline:
+    return roofline(experiment.model, experiment.hardware, experiment.layout)
 
 
 TP8 = steps(experiment())

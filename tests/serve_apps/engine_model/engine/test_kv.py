@@ -81,11 +81,11 @@ def test_blank_blocks_go_first_then_the_longest_unused_and_of_those_the_last() -
     old, new = pool.hold([(1, 2)], 2), pool.hold([(3, 2)], 3)
     pool.give_back(old, 2)
     pool.give_back(new, 2)
-    found = []
+    items = []
     for blocks in (2, 1, 2):
         kv.take(pool.arrays.address, 0, blocks)
-        found.append((pool.found([(1, 2)])[0], pool.found([(3, 2)])[0]))
-    assert found == [(2, 2), (1, 2), (0, 1)], "first one never used and one not full"
+        items.append((pool.found([(1, 2)])[0], pool.found([(3, 2)])[0]))
+    assert items == [(2, 2), (1, 2), (0, 1)], "first one never used and one not full"
 
 
 def test_an_own_text_is_nobody_elses() -> None:

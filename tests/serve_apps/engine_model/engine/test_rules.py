@@ -59,11 +59,11 @@ class Rules:
 
     def at(self, place: int) -> list[int]:
         """Who is at a place, in order."""
-        row, arrays, found = int(self.engine.arrays.queues["head"][0, place]), self.engine.arrays, []
+        row, arrays, result = int(self.engine.arrays.queues["head"][0, place]), self.engine.arrays, []
         while row != NONE:
-            found.append(int(arrays.requests["serial"][row]) + 1)
+            result.append(int(arrays.requests["serial"][row]) + 1)
             row = int(arrays.links["next"][row, PLACES])
-        return found
+        return result
 
     @property
     def free(self) -> int:

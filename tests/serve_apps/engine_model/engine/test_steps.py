@@ -57,9 +57,9 @@ def test_all_ranks_end_a_step_together_which_lasts_as_long_as_the_slowest() -> N
 def test_a_burst_is_spread_evenly_and_every_token_is_emitted_once() -> None:
     served = group()
     states = [served.add(GenerateRequest(500, 7), 0.0) for _ in range(24)]
-    assert sorted(rank_of(served, it) for it in states) == sorted(list(range(8)) * 3)
+    assert sorted(rank_of(served, state) for state in states) == sorted(list(range(8)) * 3)
     in_steps(served)
-    assert all(it.finished for it in states) and served.running == served.waiting == 0
+    assert all(state.finished for state in states) and served.running == served.waiting == 0
     assert served.total("generation_tokens") == 24 * 7
     assert served.total("prompt_tokens") == 24 * 500
 

@@ -72,8 +72,8 @@ def test_the_least_busy_the_less_busy_of_two_and_the_next_with_room() -> None:
 
 def test_a_sticky_client_uses_the_rule_of_the_load_generator() -> None:
     session = sessions()
-    found = choice(balance("client_side"), 6, 1, np.arange(400.0), session).one
-    assert found.tolist() == [chosen(each, 6) for each in session.tolist()]
+    result = choice(balance("client_side"), 6, 1, np.arange(400.0), session).one
+    assert result.tolist() == [chosen(each, 6) for each in session.tolist()]
 
 
 @given(st.integers(1, 70), st.integers(0, 20_000), st.integers(1, 300))
@@ -82,10 +82,10 @@ def test_pairs_are_two_replicas_and_do_not_depend_on_where_one_begins(
     replicas: int, first: int, count: int
 ) -> None:
     at = np.arange(first, first + count)
-    found = pairs(5, replicas, at)
-    assert np.array_equal(found[-1:], pairs(5, replicas, at[-1:]))
-    assert ((found >= 0) & (found < replicas)).all()
-    assert replicas == 1 or (found[:, 0] != found[:, 1]).all()
+    result = pairs(5, replicas, at)
+    assert np.array_equal(result[-1:], pairs(5, replicas, at[-1:]))
+    assert ((result >= 0) & (result < replicas)).all()
+    assert replicas == 1 or (result[:, 0] != result[:, 1]).all()
 
 
 @pytest.mark.parametrize("policy", [*GIVEN, "pow2"])

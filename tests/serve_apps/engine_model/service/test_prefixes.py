@@ -24,11 +24,11 @@ def parts(**fields: Any) -> Any:
 
 
 def fast(
-    asked: Chats, of: Any, policy: str, replicas: int, loss: Loss | None = None, from_s: float = 0.0
+    chats: Chats, of: Any, policy: str, replicas: int, loss: Loss | None = None, from_s: float = 0.0
 ) -> Any:
     by = Replicas(replicas, Balance(policy, vnodes=100, home=chosen), 3, loss)
     return serve(
-        EngineKind.of(*of), Requests(asked.due_s, asked.asked, session_pieces(*asked.prefixes), from_s), by
+        EngineKind.of(*of), Requests(chats.due_s, chats.asked, session_pieces(*chats.prefixes), from_s), by
     )
 
 

@@ -69,7 +69,9 @@ def step_by_step(asked: SimulatedEngine, sent_s: Any, columns: Any, held: int = 
 
 
 def of_states(states: Sequence[Any]) -> Any:
-    return np.array([(it.first_token_s, it.last_token_s, it.queue_s, it.cached_tokens) for it in states])
+    return np.array(
+        [(state.first_token_s, state.last_token_s, state.queue_s, state.cached_tokens) for state in states]
+    )
 
 
 def of_times(served: Times) -> Any:

@@ -44,9 +44,9 @@ def layout(prefill: int = 1, decode: int = 1, **changes: Any) -> Layout:
     )
 
 
-def service(asked: Layout, **engine: Any) -> VirtualService:
-    kind = EngineKind.of(SimulatedEngine(**engine), MODEL, ASKED.hardware, asked)
-    return VirtualService(kind, asked.replicas_per_node)
+def service(layout: Layout, **engine: Any) -> VirtualService:
+    kind = EngineKind.of(SimulatedEngine(**engine), MODEL, ASKED.hardware, layout)
+    return VirtualService(kind, layout.replicas_per_node)
 
 
 def finished(served: VirtualService, requests: list[tuple[float, int, int]]) -> list[RequestProgress]:
@@ -69,8 +69,8 @@ def ttft(progress: RequestProgress, at_s: float = 0.0) -> float:
     return progress.first_token_s - at_s
 
 
-def step_s(batch: Batch, asked: Layout) -> float:
-    return roofline(MODEL, ASKED.hardware, asked.decode_side).duration_s(batch)
+def step_s(batch: Batch, layout: Layout) -> float:
+    return roofline(MODEL, ASKED.hardware, layout.decode_side).duration_s(batch)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -153,8 +153,8 @@ def test_in_one_call_or_in_many_the_same_engines_serve_alike(policy: str, mode: 
 def test_work_adds_up_on_both_sides() -> None:
     kind = EngineKind.of(SimulatedEngine(), MODEL, ASKED.hardware, layout())
     inputs, outputs = np.arange(100, 150) * 10, np.arange(1, 51)
-    found = serve(kind, Requests(np.arange(50) / 10, [inputs, outputs, np.zeros(50, np.int64)]))
-    own, prompts = found.work, found.prefill_work
+    result = serve(kind, Requests(np.arange(50) / 10, [inputs, outputs, np.zeros(50, np.int64)]))
+    own, prompts = result.work, result.prefill_work
     assert prompts is not None
     assert (prompts.prefill_tokens, prompts.decode_tokens) == (inputs.sum(), 0)
     # The last token of each prompt is computed once more, where its answer is decoded.
