@@ -62,7 +62,7 @@ class Foreign:
     version: str
     requests: pa.Table
     due_known: bool
-    asked: OfferedLoad
+    experiment: OfferedLoad
     own: Mapping[str, Trio]
     notes: tuple[str, ...]
     part: str = ""

@@ -160,7 +160,7 @@ def run_capacity(run: Run, name: str = "capacity") -> CapacityRow:
     capacity = verdict.capacity if run.claims else None
     if capacity is None:
         return CapacityRow(name, None, verdict.reason or "no capacity is claimed")
-    kind, sampling = capacity.kind(verdict.asked), capacity.claimed_of(capacity.sampling)
+    kind, sampling = capacity.kind(verdict.experiment), capacity.claimed_of(capacity.sampling)
     return CapacityRow(
         name, capacity.claimed, simulated=kind, sampling=None if sampling.is_open else sampling
     )
@@ -257,7 +257,7 @@ class RunData:
     @cached_property
     def bounds(self) -> Slo:
         """The bounds that the run's verdict was asked for, or those of its configuration."""
-        return self.run.verdict.asked.slo if self.run.verdict else self.run.config.slo
+        return self.run.verdict.experiment.slo if self.run.verdict else self.run.config.slo
 
     @property
     def bounds_ms(self) -> dict[Limit, float]:

@@ -239,7 +239,7 @@ class Scaling(Exhibit):
 
     name = "scaling"
     title = "Scaling efficiency"
-    source = "sweep.json of each run: asked.nodes, capacity"
+    source = "sweep.json of each run: experiment.nodes, capacity"
 
     def __init__(self, subject: ScalingEfficiency | Sequence[Run]) -> None:
         try:

@@ -45,7 +45,7 @@ answer = predicted("search=virtual", "cluster.session=fake")
 # ## Capacity
 
 # %%
-simulated = "SIMULATED" if run.verdict and run.verdict.asked.is_modelled else "measured"
+simulated = "SIMULATED" if run.verdict and run.verdict.experiment.is_modelled else "measured"
 print(
     f"{simulated:>9}: {run.capacity.qps_per_node if run.capacity else 'no capacity is claimed'} QPS per node"
 )

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.results import locations, studies, summary
-from analysis.results.asked import AskedExperiment, describe
 from analysis.results.energy import PowerFigures
+from analysis.results.experiment_facts import ExperimentFacts, describe
 from analysis.results.figures import CapacityFigures, WindowRow
 from analysis.results.json_border import from_tree
 from analysis.results.predictions import GridCell, GridRefusal, GridVerdict, PredictionVerdict, RateForecast
@@ -73,7 +73,7 @@ class Evidence:
     """
 
     name: str
-    asked: AskedExperiment
+    experiment: ExperimentFacts
     found_by: FoundBy
     caution: str
     qps_per_node: Estimate
@@ -89,13 +89,13 @@ class Evidence:
     @property
     def nodes(self) -> int:
         """Nodes of the measurement."""
-        return self.asked.nodes
+        return self.experiment.nodes
 
     @property
     def service(self) -> Mapping[str, object]:
         """Properties that two capacities of one service have in common, whatever its size and load."""
         same = ("engine", "model", "hardware", "layout", "routing", "data_path", "slo", "arrivals")
-        known = {name: getattr(self.asked, name) for name in same}
+        known = {name: getattr(self.experiment, name) for name in same}
         return {
             "predicted": self.found_by == "predicted",
             **{name: None if value == UNKNOWN else value or None for name, value in known.items()},
@@ -209,7 +209,7 @@ def of_run(run: Run) -> Evidence:
     evidence = of_measured(verdict, run.name)
     evidence = replace(evidence, lengths=mean_lengths(answers(run)) or evidence.lengths)
     ready_s = (run.manifest.get("server") or {}).get("ready_s")
-    if ready_s and verdict.asked.engine in REAL_NODES:
+    if ready_s and verdict.experiment.engine in REAL_NODES:
         evidence = replace(evidence, ready_minutes=ready_s / 60)
     try:
         experiment = run.config
@@ -229,20 +229,20 @@ def of_measured(verdict: Measured, name: str = "") -> Evidence:
             remedy = "measure with longer windows (search.window_s), for the queue still grew in them"
         raise NotPlannable(f"{name} shows only an upper bound of the capacity; {remedy}", summary.EXIT_OPEN)
     basis, power = (verdict.basis, verdict.power) if isinstance(verdict, RunVerdict) else (None, None)
-    kind, lengths = capacity.kind(verdict.asked), None
+    kind, lengths = capacity.kind(verdict.experiment), None
     caution = f"simulated, not measured; the interval is {kind}: {capacity.held}" if kind else ""
     if basis:
         n_in, n_out = float(basis.input_tokens), float(basis.output_tokens)
         lengths = MeanLengths(n_in, n_out, basis.prefix_hit, "means of the workload")
     return Evidence(
         name=name,
-        asked=verdict.asked,
-        found_by="simulated" if verdict.asked.is_modelled else "measured",
+        experiment=verdict.experiment,
+        found_by="simulated" if verdict.experiment.is_modelled else "measured",
         caution=caution or summary.engine_label(verdict),
         qps_per_node=capacity.claimed,
         sampling_qps_per_node=capacity.claimed_of(capacity.sampling) if capacity.constants else None,
         open_above=capacity.open_above,
-        gpus_per_node=verdict.asked.gpus_per_node,
+        gpus_per_node=verdict.experiment.gpus_per_node,
         lengths=lengths,
         node_watts=_watts(power) if power else None,
     )
@@ -266,12 +266,12 @@ def of_predicted(source: Predicted) -> Evidence:
     ratio, noise = cell.ratio if cell else None, (forecast.noise_pct or 0.0) / 100
     return Evidence(
         name=name,
-        asked=verdict.asked,
+        experiment=verdict.experiment,
         found_by="predicted",
         caution=caution,
         qps_per_node=capacity.qps_per_node,
         open_above=capacity.qps_per_node.is_lower_bound,
-        gpus_per_node=verdict.asked.gpus_per_node,
+        gpus_per_node=verdict.experiment.gpus_per_node,
         lengths=_predicted_lengths(forecast),
         own_ln_sd=max(noise, ratio.ln_sd) if ratio else None,
     )

@@ -175,7 +175,7 @@ def plan(
     sized = {end: _sized(load.peak_qps, service, _figure(on.qps_per_node, end), care) for end in ENDS}
     nodes_at = {end: count for end, count in sized.items() if count is not None}
     e = service.efficiency
-    needed_nodes, external = sizing.needed(load.peak_qps, service), on.asked.engine == "external"
+    needed_nodes, external = sizing.needed(load.peak_qps, service), on.experiment.engine == "external"
     return Plan(
         exit_code=summary.EXIT_OPEN if on.open_above else summary.EXIT_OK,
         reason=LOWER_BOUND if on.open_above else "",
@@ -189,7 +189,7 @@ def plan(
         nodes_at=nodes_at,
         needed_nodes=needed_nodes,
         naive_nodes=sizing.naive(load.peak_qps, on.qps_per_node.value),
-        engines=None if external else round(nodes * on.asked.replicas / on.asked.nodes),
+        engines=None if external else round(nodes * on.experiment.replicas / on.experiment.nodes),
         gpus=on.gpus_per_node and on.gpus_per_node * nodes,
         rules=rules,
         efficiency=PlannedEfficiency(

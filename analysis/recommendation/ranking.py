@@ -16,7 +16,7 @@ from analysis.planning.evidence import Evidence, NotPlannable
 from analysis.planning.plan import Plan, plan
 from analysis.planning.sizing import MOST_NODES, FleetCapacity, fleet
 from analysis.results import studies, summary
-from analysis.results.asked import AskedExperiment
+from analysis.results.experiment_facts import ExperimentFacts
 from analysis.results.json_border import from_tree
 from analysis.results.locations import read_json
 from analysis.results.runs import RunError
@@ -113,7 +113,7 @@ class RecommendationVerdict:
 
     schema_version: int = 1
     recommendation: bool = True
-    asked: AskedExperiment
+    experiment: ExperimentFacts
     clock: str = "virtual"
     peak_qps: float
     care: Margins
@@ -320,7 +320,7 @@ def measured(verdict: RecommendationVerdict, study: StudyVerdict, folder: str) -
         clock="wall",
         measured=tuple(rankings),
         folder=folder,
-        measured_with=study.asked.engine,
+        measured_with=study.experiment.engine,
         passed=code == summary.EXIT_OK,
         exit_code=code,
         reason=study.reason,
@@ -357,8 +357,8 @@ def _candidate(predicted: RankedShape, cell: MatrixCell, ln_qps: Floats, study: 
     assert q is not None
     evidence = Evidence(
         name=predicted.name,
-        asked=study.asked,
-        found_by="simulated" if study.asked.is_modelled else "measured",
+        experiment=study.experiment,
+        found_by="simulated" if study.experiment.is_modelled else "measured",
         caution="",
         qps_per_node=q,
         open_above=False,

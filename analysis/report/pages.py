@@ -13,7 +13,7 @@ from analysis.planning.plan import NoPlan, Plan
 from analysis.report import blocks, provenance, sections
 from analysis.report.blocks import Block, Code, Missing, Page, Room, Section, figure_block, moment, value
 from analysis.results import locations, tables
-from analysis.results.asked import AskedExperiment, describe
+from analysis.results.experiment_facts import ExperimentFacts, describe
 from analysis.results.json_border import to_tree
 from analysis.results.locations import REPORT
 from analysis.results.runs import Run
@@ -58,7 +58,7 @@ def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
     verdict, claim, experiment, data = run.verdict, _answer(run), _asked(run), RunData.whole(run)
     shown = [*blocks.figure_sections(data, Room()), sections.errors(data)]
-    every_rate = [rates.table(verdict.windows, verdict.asked.slo)] if verdict and verdict.windows else []
+    every_rate = [rates.table(verdict.windows, verdict.experiment.slo)] if verdict and verdict.windows else []
     tables = *(replace(table, title=RATES) for table in every_rate), *sections.percentiles(data)
     main = [replace(section, blocks=(*section.blocks, *tables)) for section in shown[:1]]
     shown += sections.power_sections(verdict.power if verdict else None)
@@ -85,9 +85,9 @@ def of_study(study: Study, out: Path) -> Page:
         Section("trust", TRUST, PURPOSE, ("The checks of each part are in its own report.",)),
         *_beside(study.parts, room),
         *provenance.of_study(verdict, study.parts),
-        sections.definitions(verdict.asked, verdict.capacity),
+        sections.definitions(verdict.experiment, verdict.capacity),
     ]
-    heading = _heading(verdict.asked, verdict.study)
+    heading = _heading(verdict.experiment, verdict.study)
     subtitle = f"Study {study.name}: {len(verdict.names)} runs, kind {verdict.study}"
     return Page(f"{claim.word}: {study.name}", heading, subtitle, claim, body)
 
@@ -147,13 +147,13 @@ def _altered(differences: Sequence[str]) -> Answer:
     return Answer("ALTERED", "bad", headline, notes=tuple(differences[: locations.MOST_NAMED]))
 
 
-def _asked(run: Run) -> AskedExperiment:
+def _asked(run: Run) -> ExperimentFacts:
     if run.verdict:
-        return run.verdict.asked
+        return run.verdict.experiment
     return describe(run.config)
 
 
-def _heading(experiment: AskedExperiment, verb: str) -> str:
+def _heading(experiment: ExperimentFacts, verb: str) -> str:
     what = {
         "probe": "Probe",
         "compare": "Comparison",
@@ -166,7 +166,7 @@ def _heading(experiment: AskedExperiment, verb: str) -> str:
     return f"{what.get(verb, 'Capacity')} of {service}"
 
 
-def _subtitle(run: Run, experiment: AskedExperiment) -> str:
+def _subtitle(run: Run, experiment: ExperimentFacts) -> str:
     nodes = f"{experiment.nodes} x {experiment.hardware}, {experiment.layout}"
     if experiment.engine == "external":
         nodes = f"served at {', '.join(run.config.target.urls)}"
@@ -201,7 +201,7 @@ def of_plan(plan: Plan | NoPlan) -> Page:
         *([Section("cost", "Cost", "By the price that you gave.", answer.tables)] if plan.cost else []),
         Section("service", "Taken into service", served, _serve_settings(plan)),
     ]
-    subtitle = f"Planned on {on.name}, {on.found_by}: {on.asked.load}"
+    subtitle = f"Planned on {on.name}, {on.found_by}: {on.experiment.load}"
     return Page(f"{answer.word}: {on.name}", "Plan of a service", subtitle, answer, body)
 
 

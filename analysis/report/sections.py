@@ -17,8 +17,8 @@ from analysis.quality import answer_file
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateVerdict
 from analysis.report.blocks import Block, Missing, Room, Section, arrow_table, bound, figure, figure_block
-from analysis.results.asked import AskedExperiment
 from analysis.results.energy import WHOLE, NodeFigures, PowerFigures, WindowEnergy
+from analysis.results.experiment_facts import ExperimentFacts
 from analysis.results.figures import CapacityFigures
 from analysis.results.studies import Study
 from analysis.rows import metrics, records
@@ -245,7 +245,7 @@ MEASURED = (
 )
 
 
-def definitions(experiment: AskedExperiment, capacity: CapacityFigures | None) -> Section:
+def definitions(experiment: ExperimentFacts, capacity: CapacityFigures | None) -> Section:
     """Definitions of everything that is claimed."""
     bounds = " and ".join(bound(experiment.slo, limit) for limit in experiment.slo.limits)
     words = (

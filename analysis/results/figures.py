@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analysis.capacity.posterior import Capacity, LimitFit
-from analysis.results.asked import AskedExperiment
+from analysis.results.experiment_facts import ExperimentFacts
 from analysis.stats.estimate import Estimate
 from conf.specs.bounds import Limit, parsed
 
@@ -133,7 +133,7 @@ class CapacityFigures:
         constants = other.constants or other.constants_unknown
         return self.joined(constants) if constants else self
 
-    def kind(self, experiment: AskedExperiment) -> str:
+    def kind(self, experiment: ExperimentFacts) -> str:
         """`JOINT` or `ALONE` for the interval of a simulated capacity, empty for a measured one."""
         if not experiment.is_modelled:
             return ""

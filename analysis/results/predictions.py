@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.results.asked import AskedExperiment, ConstantsBasis
+from analysis.results.experiment_facts import ConstantsBasis, ExperimentFacts
 from analysis.results.figures import CapacityFigures, ProbeFigures, WindowRow
 from analysis.results.published_ladder import LadderFigures
 from analysis.rows import parquet
@@ -154,7 +154,7 @@ class PredictionVerdict:
     """
 
     schema_version: int = 1
-    asked: AskedExperiment
+    experiment: ExperimentFacts
     clock: str = "virtual"
     windows: tuple[WindowRow, ...] = ()
     calibration: str | None = None
@@ -222,17 +222,17 @@ FORECASTS, REPLAYS = parquet.described("forecasts"), parquet.described("replays"
 def grid_rows(cells: Sequence[GridCell], are_replays: bool) -> pa.Table:
     """A row per cell: its words as text, then its figures; null where there is no figure."""
     known, columns = (REPLAYS, _replay_columns) if are_replays else (FORECASTS, _forecast_columns)
-    axes = dict.fromkeys((f"asked.{key}" for cell in cells for key in cell.at), pa.string())
+    axes = dict.fromkeys((f"experiment.{key}" for cell in cells for key in cell.at), pa.string())
     schema = pa.schema([*axes.items(), *known])
     return pa.Table.from_pylist([_row(cell, columns) for cell in cells], schema=schema)
 
 
 def _row(cell: GridCell, figures: Callable[[PredictionVerdict], Mapping[str, object]]) -> dict[str, object]:
     prediction = cell.prediction
-    row: dict[str, object] = {f"asked.{key}": str(value) for key, value in cell.at.items()}
+    row: dict[str, object] = {f"experiment.{key}": str(value) for key, value in cell.at.items()}
     row |= {"exit_code": cell.answer.exit_code, "reason": cell.answer.reason}
     if prediction is not None:
-        row |= {name: getattr(prediction.asked, name) for name in ASKED} | dict(figures(prediction))
+        row |= {name: getattr(prediction.experiment, name) for name in ASKED} | dict(figures(prediction))
     return row | _with_ends("ratio_to_first", cell.ratio) if cell.ratio else row
 
 
@@ -243,7 +243,7 @@ def _with_ends(name: str, figure: Estimate) -> dict[str, object]:
 
 def _forecast_columns(verdict: PredictionVerdict) -> dict[str, object]:
     row: dict[str, object] = {
-        f"{limit}_p90_bound_ms": getattr(verdict.asked.slo, column(limit)) for limit in LIMITS
+        f"{limit}_p90_bound_ms": getattr(verdict.experiment.slo, column(limit)) for limit in LIMITS
     }
     forecast = verdict.forecast
     if forecast:

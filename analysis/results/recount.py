@@ -23,7 +23,7 @@ from analysis.capacity.rules import Check, Facts, WindowEvidence, worst_by_name
 from analysis.capacity.service_change import claimed
 from analysis.capacity.window_counts import Window, WindowCounts, count, count_by_stream
 from analysis.results import studies
-from analysis.results.asked import describe
+from analysis.results.experiment_facts import describe
 from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import to_tree
 from analysis.results.runs import Run, RunError, load_run
@@ -179,18 +179,18 @@ def rejudge(run: Run, *words: str) -> RunVerdict:
     where its rows do not tell what a bound needs, and where the capacity lies beyond the rates offered.
     """
     verdict = _searched(run)
-    recorded = verdict.asked.slo
+    recorded = verdict.experiment.slo
     slo = _bounds(run, recorded, words)
     checks: list[Check] = []
     again = recount(run, slo, _judge(slo, checks))
     _refuse_beyond(run, again, slo, words)
     assert again.capacity is not None
     worst = worst_by_name(checks)
-    replicas = verdict.asked.replicas / verdict.asked.nodes if verdict.asked.replicas else None
+    replicas = verdict.experiment.replicas / verdict.experiment.nodes if verdict.experiment.replicas else None
     capacity = CapacityFigures.from_posterior(again.capacity, replicas)
     return replace(
         verdict,
-        asked=replace(verdict.asked, slo=describe(replace(run.config, slo=slo)).slo),
+        experiment=replace(verdict.experiment, slo=describe(replace(run.config, slo=slo)).slo),
         capacity=replace(capacity, constants_unknown=ALONE),
         checks=tuple(worst.get(check.name, check) for check in verdict.checks or ()),
         evidence=f"{len(again.capacity.windows)} windows of {verdict.evidence}",

@@ -73,7 +73,7 @@ def parts(path: Path) -> list[Path]:
 
 def part_row(name: str, verdict: PartVerdict) -> PartRow:
     """One part as study.json names it."""
-    return PartRow.from_verdict(name, verdict, seed=verdict.asked.seed)
+    return PartRow.from_verdict(name, verdict, seed=verdict.experiment.seed)
 
 
 def requests(verdicts: Iterable[PartVerdict]) -> RequestCounts:

@@ -61,7 +61,7 @@ def word(verdict: Verdict | None) -> str:
 
 def engine_label(verdict: Verdict) -> str:
     """The meaning of an engine's figures, where it is not the real one on real hardware."""
-    experiment = verdict.asked
+    experiment = verdict.experiment
     if experiment.engine == "vllm_emulated":
         return EMULATED.format(experiment.vllm_version or "of unknown version", experiment.constants)
     if experiment.engine == "vllm_cpu":

@@ -10,7 +10,7 @@ import pyarrow as pa
 from analysis.capacity import window_table
 from analysis.capacity.window_counts import in_window
 from analysis.results import summary
-from analysis.results.asked import describe
+from analysis.results.experiment_facts import describe
 from analysis.results.runs import Run, RunError
 from analysis.rows import metrics
 from analysis.rows.metrics import METRICS, Metric
@@ -120,7 +120,7 @@ def capacity_table(runs: Sequence[Run]) -> pa.Table:
 
 def _capacity_line(run: Run) -> Mapping[str, object]:
     verdict, capacity = run.verdict, run.capacity
-    experiment = verdict.asked if verdict else describe(run.config)
+    experiment = verdict.experiment if verdict else describe(run.config)
     counted = verdict.requests if verdict else None
     line = {
         "run": run.name,
@@ -172,7 +172,7 @@ def over_bound(run: Run) -> OverBound:
 
     Raises RunError where none is known.
     """
-    slo = run.verdict.asked.slo if run.verdict else run.config.slo
+    slo = run.verdict.experiment.slo if run.verdict else run.config.slo
     bounds_ms = {limit: slo.bound_ms(limit) for limit in LIMITS if limit in slo.limits}
     lines = [line for line in run.windows().to_pylist() if line["valid"] and line["requests"]]
     known = [(line, limit) for line in lines for limit in bounds_ms if line[column(limit)] is not None]

@@ -9,8 +9,8 @@ from analysis.capacity.posterior import NodeEffects
 from analysis.capacity.rules import Check
 from analysis.capacity.window_table import CountingBasis
 from analysis.quality.gate import GateVerdict
-from analysis.results.asked import AskedExperiment
 from analysis.results.energy import PowerFigures
+from analysis.results.experiment_facts import ExperimentFacts
 from analysis.results.figures import CapacityFigures, HoldFigures, ProbeFigures, RequestCounts, WindowRow
 from analysis.results.predictions import PredictionVerdict
 from analysis.results.published_ladder import LadderFigures
@@ -62,7 +62,7 @@ class RunVerdict:
     """
 
     schema_version: int = 1
-    asked: AskedExperiment
+    experiment: ExperimentFacts
     windows: tuple[WindowRow, ...] = ()
     recoveries: tuple[ServiceRecovery, ...] = ()
     basis: CountingBasis | None = None
@@ -125,7 +125,7 @@ class PartResult:
             reason=verdict.reason,
             qps_per_node=capacity.claimed if capacity else None,
             binding=capacity.binding if capacity else None,
-            simulated=capacity.kind(verdict.asked) if capacity else "",
+            simulated=capacity.kind(verdict.experiment) if capacity else "",
             **more,
         )
 
@@ -189,7 +189,7 @@ class StudyVerdict:
     verb: str = ""
     run_id: str = ""
     folder: str = ""
-    asked: AskedExperiment
+    experiment: ExperimentFacts
     names: tuple[str, ...]
     parts: tuple[PartRow, ...]
     requests: RequestCounts | None = None

@@ -7,8 +7,8 @@ import numpy as np
 
 from analysis.capacity.rules import REASONS, Check
 from analysis.results import studies, summary
-from analysis.results.asked import AskedExperiment, named
 from analysis.results.energy import PowerFigures
+from analysis.results.experiment_facts import ExperimentFacts, named
 from analysis.results.figures import LEAD, RequestCounts, WindowRow
 from analysis.results.predictions import PredictionVerdict
 from analysis.results.runs import Run, load_run
@@ -76,7 +76,7 @@ def brief(verdict: Verdict, resume: Path | None = None) -> Answer:
         *checks_facts(verdict.checks or ()),
         *_brief_places(verdict),
     )
-    tables = (rates.table(verdict.windows, verdict.asked.slo),) if verdict.windows else ()
+    tables = (rates.table(verdict.windows, verdict.experiment.slo),) if verdict.windows else ()
     return Answer(whole.word, whole.tone, _brief_headline(verdict, whole), facts, tables, whole.notes)
 
 
@@ -111,7 +111,7 @@ def _lead(verdict: Verdict) -> str:
         return ""
     if isinstance(verdict, StudyVerdict) and verdict.is_matrix:
         return LEAD if any(cell.simulated for cell in verdict.cells or ()) else ""
-    return LEAD if verdict.capacity and verdict.capacity.kind(verdict.asked) else ""
+    return LEAD if verdict.capacity and verdict.capacity.kind(verdict.experiment) else ""
 
 
 def _brief_headline(verdict: RunVerdict, whole: Answer) -> str:
@@ -131,7 +131,7 @@ def _lengths(verdict: Verdict) -> str:
         has_rate |= verdict.probe is not None
     if isinstance(verdict, PredictionVerdict):
         has_rate |= verdict.no_rate
-    tokens = verdict.asked.tokens
+    tokens = verdict.experiment.tokens
     return f"; requests of {tokens}" if tokens and has_rate and verdict.valid else ""
 
 
@@ -169,7 +169,7 @@ def _planned(verdict: RunVerdict) -> Iterator[Fact]:
 
 
 def _rests_on(verdict: Verdict) -> Iterator[Fact]:
-    experiment = verdict.asked
+    experiment = verdict.experiment
     model = f"{named('model', experiment.model)} on "
     if experiment.engine == "external":
         model += f"{named('hardware', experiment.hardware)}, "
@@ -284,7 +284,7 @@ def checks_table(checks: Sequence[Check], digits: int = 3) -> Table:
     return Table("", ("check", "worst figure", "bound", "state"), rows, tones=tones, state=3)
 
 
-def power_facts(experiment: AskedExperiment, power: PowerFigures | None) -> Iterator[Fact]:
+def power_facts(experiment: ExperimentFacts, power: PowerFigures | None) -> Iterator[Fact]:
     """The power of a node near the capacity and a request's share of it; none if the run did not ask."""
     if power is None or (power.unknown and experiment.engine not in REAL):
         return
@@ -306,7 +306,7 @@ def power_facts(experiment: AskedExperiment, power: PowerFigures | None) -> Iter
     yield "energy", f"{number(quoted.wh_per_request, 3)} Wh per request, {tokens}"
 
 
-def session_facts(experiment: AskedExperiment, windows: Sequence[WindowRow]) -> Iterator[Fact]:
+def session_facts(experiment: ExperimentFacts, windows: Sequence[WindowRow]) -> Iterator[Fact]:
     """Hit rate, replicas per session, the busiest replica, and the turns that waited for the turn before.
 
     None without sessions or conversations.

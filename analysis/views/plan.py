@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from analysis.planning.plan import NoPlan, Plan
 from analysis.results import summary
-from analysis.results.asked import named
+from analysis.results.experiment_facts import named
 from analysis.stats.estimate import certified, interval, middle, number, span
 from analysis.views.shown import Answer, Fact, Table
 
@@ -62,7 +62,7 @@ def _efficiency(plan: Plan) -> str:
 
 def _basis(plan: Plan) -> Iterator[Fact]:
     """The capacity, and the service that has it."""
-    on, asked, q = plan.planned_on, plan.planned_on.asked, plan.planned_on.qps_per_node
+    on, experiment, q = plan.planned_on, plan.planned_on.experiment, plan.planned_on.qps_per_node
     capacity = f"{span(q)} QPS per node"
     if not q.is_bound:
         claim = "" if q.certified is None else f", certified {certified(q)}"
@@ -72,10 +72,13 @@ def _basis(plan: Plan) -> Iterator[Fact]:
     yield on.name, f"{on.found_by} {capacity}{alone}"
     margins = f"{100 * plan.care.headroom:g} % headroom, {plan.care.spare_nodes} spare"
     yield "planned with", f"{BASES[plan.basis]}, {_planned(plan)} QPS per node; {margins}"
-    named_in = (("model", asked.model), ("hardware", asked.hardware), ("layout", asked.layout))
+    named_in = (("model", experiment.model), ("hardware", experiment.hardware), ("layout", experiment.layout))
     model, hardware, layout = (named(kind, name) for kind, name in named_in)
-    yield "service", f"{model} on {hardware}, {layout}, {asked.engine} engine, routing {asked.routing}"
-    yield "bounds", asked.slo.text
+    yield (
+        "service",
+        f"{model} on {hardware}, {layout}, {experiment.engine} engine, routing {experiment.routing}",
+    )
+    yield "bounds", experiment.slo.text
     if on.lengths:
         tokens = f"{on.lengths.input_tokens:.0f} tokens in, {on.lengths.output_tokens:.0f} out"
         hit = f"prefix hit {100 * on.lengths.prefix_hit:.0f} %"

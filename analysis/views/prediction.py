@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from analysis.results import predictions
-from analysis.results.asked import AskedExperiment, ConstantsBasis
+from analysis.results.experiment_facts import ConstantsBasis, ExperimentFacts
 from analysis.results.predictions import (
     GridCell,
     GridVerdict,
@@ -70,7 +70,7 @@ def facts(verdict: PredictionVerdict) -> Iterator[Fact]:
     if verdict.forecast:
         yield from _forecast_facts(verdict, verdict.forecast)
     if verdict.replay:
-        yield from _replay_facts(verdict.replay, verdict.asked)
+        yield from _replay_facts(verdict.replay, verdict.experiment)
     if verdict.forecast or verdict.replay:
         yield from constants_facts(verdict)
 
@@ -94,7 +94,7 @@ def _share_of_draws(share: float, draws: int) -> str:
 
 
 def _forecast_facts(verdict: PredictionVerdict, forecast: RateForecast) -> Iterator[Fact]:
-    experiment, known, rate = verdict.asked, verdict.capacity, forecast.rate_qps_per_node
+    experiment, known, rate = verdict.experiment, verdict.capacity, forecast.rate_qps_per_node
     # The rate of the headline may be this one in fewer digits; this one keeps its bounds.
     same = not known or known.at_end or middle(known.qps_per_node) == number(rate)
     latencies = ", ".join(
@@ -137,7 +137,7 @@ def _throughput(forecast: RateForecast) -> str:
 
 
 def _session_facts(
-    forecast: predictions.SessionForecast, share: float | None, experiment: AskedExperiment
+    forecast: predictions.SessionForecast, share: float | None, experiment: ExperimentFacts
 ) -> Iterator[Fact]:
     met, most, blocked = (
         forecast.replicas_per_session,
@@ -181,7 +181,7 @@ def _evidence(forecast: RateForecast) -> Iterator[Fact]:
         yield "interval", "Monte Carlo noise alone; no constant of this model and hardware has an interval"
 
 
-def _replay_facts(replay: ReplayForecast, experiment: AskedExperiment) -> Iterator[Fact]:
+def _replay_facts(replay: ReplayForecast, experiment: ExperimentFacts) -> Iterator[Fact]:
     """Throughput and makespan, and what the intervals hold."""
     figures = replay.figures
     whole = f" of all {experiment.nodes} nodes" if experiment.nodes > 1 else ""

@@ -65,13 +65,13 @@ def capacity_headline(verdict: Verdict) -> str:
 
 def interval_kind(verdict: Verdict, capacity: CapacityFigures) -> str:
     """The words before the interval of a simulated capacity: whether it holds the constants' uncertainty."""
-    kind = "" if isinstance(verdict, PredictionVerdict) else capacity.kind(verdict.asked)
+    kind = "" if isinstance(verdict, PredictionVerdict) else capacity.kind(verdict.experiment)
     return {JOINT: "joint ", ALONE: f"{ALONE}: "}.get(kind, "")
 
 
 def capacity_facts(verdict: Verdict, capacity: CapacityFigures) -> Iterator[Fact]:
     """What a capacity's interval holds, what limits it, reasons to doubt it, replicas and nodes."""
-    experiment, q = verdict.asked, capacity.qps_per_node
+    experiment, q = verdict.experiment, capacity.qps_per_node
     if not isinstance(verdict, PredictionVerdict):
         yield from _noise_facts(verdict, capacity)
         if q.certified is not None and not capacity.claimed.is_bound:
@@ -92,14 +92,14 @@ def capacity_facts(verdict: Verdict, capacity: CapacityFigures) -> Iterator[Fact
 
 def bound_facts(verdict: Verdict, capacity: CapacityFigures) -> Iterator[Fact]:
     """The bound that is missed first, the figures near the rate to plan with, and reasons to doubt both."""
-    slo, probability = verdict.asked.slo, capacity.binding_probability
+    slo, probability = verdict.experiment.slo, capacity.binding_probability
     likely = "unknown" if probability is None else f"{probability:.2f}"
     bound = f"{slo.words(capacity.binding)} (probability {likely}); bounds: {slo.text}"
     yield "nearest to its bound" if capacity.at_end else "limited by", bound
     if isinstance(verdict, RunVerdict):
         yield from _at_rate(verdict, capacity.claimed)
     yield from _doubts(capacity)
-    if verdict.asked.conversations:
+    if verdict.experiment.conversations:
         yield "biased 2 to 3 % low", "users stay for longer than a search"
 
 
@@ -124,7 +124,7 @@ def _at_rate(verdict: RunVerdict, claimed: Estimate) -> Iterator[Fact]:
 def _noise_facts(verdict: Verdict, capacity: CapacityFigures) -> Iterator[Fact]:
     """What the interval of a simulated capacity holds, and the interval of the sampling noise alone."""
     noise = f"sampling noise of {'this run' if isinstance(verdict, RunVerdict) else 'these runs'} alone"
-    kind = capacity.kind(verdict.asked)
+    kind = capacity.kind(verdict.experiment)
     if kind == ALONE:
         yield noise, capacity.held
     elif kind == JOINT:

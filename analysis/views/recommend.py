@@ -184,7 +184,7 @@ def _proposed(ranking: ShapeRanking) -> list[str]:
 
 
 def _grounds(verdict: RecommendationVerdict) -> Iterator[Fact]:
-    experiment, care = verdict.asked, verdict.care
+    experiment, care = verdict.experiment, verdict.care
     spares = care.spare_nodes
     yield (
         "service",

@@ -99,13 +99,13 @@ def foreign_answer(foreign: Foreign, bounds_ms: Mapping[str, float] | None = Non
 
 
 def _tool(foreign: Foreign) -> str:
-    model = f", model {foreign.asked.model}" if foreign.asked.model else ""
+    model = f", model {foreign.experiment.model}" if foreign.experiment.model else ""
     return f"{foreign.tool}, version {foreign.version}{model}"
 
 
 def _offered(foreign: Foreign) -> Iterator[Fact]:
     """The load that was asked and sent; requests by status, and whole answers over the time of all."""
-    experiment, rows, qps, seconds = foreign.asked, foreign.measured, foreign.sent_qps, foreign.seconds
+    experiment, rows, qps, seconds = foreign.experiment, foreign.measured, foreign.sent_qps, foreign.seconds
     held = f", at most {experiment.concurrency} in flight" if experiment.concurrency else ""
     rate = f", {experiment.rate_qps:g} requests/s asked" if experiment.rate_qps else ""
     sent = "the rate that was sent is unknown" if qps is None else f"{qps:.3g} requests/s sent"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from analysis.capacity.paired_ratio import Ratio
 from analysis.quality.gate import GateVerdict, MeanInterval, PairFigures, any_failed
-from analysis.results.asked import named
+from analysis.results.experiment_facts import named
 from analysis.results.predictions import PredictionVerdict
 from analysis.results.published_ladder import PER_USER, LadderFigures, LadderLevel
 from analysis.results.runs import RECORDED
@@ -247,7 +247,7 @@ PUBLISHED = ("paper tok/s", "p99 s", "status")
 
 def ladder_answer(verdict: Verdict, ladder: LadderFigures, word: str, tone: str) -> Answer:
     """The levels of one model, and what must be read beside them."""
-    experiment = verdict.asked
+    experiment = verdict.experiment
     engines = f"{experiment.replicas} replica(s), layout {experiment.layout}, of {experiment.hardware}"
     if experiment.engine == "external":
         engines = f"{experiment.nodes} node(s) of {named('hardware', experiment.hardware)}"

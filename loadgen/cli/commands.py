@@ -152,7 +152,7 @@ def _write_ladders(arguments: argparse.Namespace, verdicts: Sequence[Verdict]) -
     code = max(verdict.exit_code or 0 for verdict in verdicts)
     tree = {"event": "result", "exit_code": code, "models": [to_tree(verdict) for verdict in verdicts]}
     if arguments.out:
-        ladders = [(each.asked.model, each.progressive) for each in verdicts if each.progressive]
+        ladders = [(each.experiment.model, each.progressive) for each in verdicts if each.progressive]
         output.write(arguments.out, ladder_figures.rows(ladders), tree)
     return tree
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.results import predictions
-from analysis.results.asked import describe
+from analysis.results.experiment_facts import describe
 from analysis.results.json_border import to_tree
 from analysis.results.predictions import GridCell, GridVerdict, PredictionVerdict
 from analysis.results.runs import refuse_out
@@ -111,7 +111,7 @@ def requests(cells: Sequence[Cell]) -> pa.Table:
             times = replay.played(cell.experiment, engine_model.simulate, schedule, cell.experiment.seed)
             table = replay.request_rows(schedule, times)
             for place, (key, value) in enumerate(cell.at.items()):
-                table = table.add_column(place, f"asked.{key}", pa.array([str(value)] * len(table)))
+                table = table.add_column(place, f"experiment.{key}", pa.array([str(value)] * len(table)))
             tables.append(table)
     return pa.concat_tables(tables)
 
@@ -123,7 +123,7 @@ def predicted_ladder(experiment: Experiment, say: Callable[[str], None] = quiet)
         say(f"{experiment.model.name}: run {number + 1} of {experiment.progressive.runs}")
         drawn = replace(experiment, seed=drawn_seed(experiment.seed, number))
         runs.append(published_ladder.play(drawn, partial(played, drawn), quiet if number else say))
-    verdict = PredictionVerdict(asked=describe(experiment), exit_code=EXIT_OK)
+    verdict = PredictionVerdict(experiment=describe(experiment), exit_code=EXIT_OK)
     return published_ladder.concluded(verdict, experiment, runs, "virtual")
 
 

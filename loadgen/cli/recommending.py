@@ -22,7 +22,7 @@ from analysis.recommendation.ranking import (
     UnrankedShape,
 )
 from analysis.results import summary
-from analysis.results.asked import describe
+from analysis.results.experiment_facts import describe
 from analysis.results.json_border import to_tree
 from analysis.results.predictions import PredictionVerdict
 from analysis.results.runs import RunError, refuse_out
@@ -60,7 +60,7 @@ def recommend(arguments: argparse.Namespace) -> int:
     """Rank the shapes of a node by the nodes that a demand needs, and say what to measure to be sure."""
     refuse_out(arguments.out, *output.SUFFIXES)
     question = ShapeQuestion.of(arguments.words, arguments.config)
-    peak_qps = demand_rates(question.asked.demand).peak_qps
+    peak_qps = demand_rates(question.specs.demand).peak_qps
     shapes = question.shapes()
     good = [shape.experiment for shape in shapes if shape.experiment]
     if not good:
@@ -182,9 +182,9 @@ def answered(
     ]
     is_proposed = any(ranking.proposed for ranking in rankings)
     return RecommendationVerdict(
-        asked=describe(first),
+        experiment=describe(first),
         peak_qps=peak_qps,
-        care=question.asked.plan,
+        care=question.specs.plan,
         gpus_per_node=first.cluster.gpus_per_node,
         rankings=tuple(rankings),
         notes=(ON_SIMULATED,) if is_proposed and question.is_simulated else (),
@@ -199,7 +199,7 @@ def _ranking(
     candidates = [each for each in results if isinstance(each, Candidate)]
     unranked = [each for each in results if isinstance(each, UnrankedShape)]
     by_name = {shape.name: shape for shape, _ in pairs}
-    order = ranking.ranked(pairs[0][0].hit, candidates, unranked, peak_qps, question.asked.plan)
+    order = ranking.ranked(pairs[0][0].hit, candidates, unranked, peak_qps, question.specs.plan)
     first = by_name[order.first.name]
     sides = [[first, by_name[rival.name]] for rival in ranking.rivals(order)] or [[first]]
     proposed = [proposal for side in sides if (proposal := _proposal(question, side))]

@@ -46,7 +46,7 @@ class Shape(Cell):
 class ShapeQuestion:
     """A question about shapes: demand and margins, the words of the service, and `config`, their base."""
 
-    asked: Recommendation
+    specs: Recommendation
     service: tuple[str, ...]
     config: Path | None
     is_simulated: bool
@@ -71,11 +71,11 @@ class ShapeQuestion:
 
     @property
     def layouts(self) -> list[str]:
-        return self.asked.recommend.layouts or groups()["layout"]
+        return self.specs.recommend.layouts or groups()["layout"]
 
     @property
     def hits(self) -> list[float] | list[None]:
-        return self.asked.recommend.hits or [None]
+        return self.specs.recommend.hits or [None]
 
     @property
     def predicting(self) -> list[str]:
@@ -106,7 +106,7 @@ class ShapeQuestion:
             yield Shape(layout, at, None, refused, words)
             return
         own_tokens = budget_of(own)
-        for budget in self.asked.recommend.budgets or around(own_tokens):
+        for budget in self.specs.recommend.budgets or around(own_tokens):
             all_words = *words, *self._budget_words(own, own_tokens, budget)
             name = name_of(layout, budget)
             yield Shape(name, at | {BUDGET: budget}, *self._predicted(all_words), all_words)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from analysis.results import summary
-from analysis.results.asked import constants_basis, describe
+from analysis.results.experiment_facts import constants_basis, describe
 from analysis.results.figures import CapacityFigures, ProbeFigures, Quantile
 from analysis.results.predictions import NoiseForecast, PredictionVerdict, RateForecast, SessionForecast
 from analysis.stats.estimate import Estimate
@@ -213,7 +213,7 @@ def base(experiment: Experiment, **parts: Any) -> PredictionVerdict:
     """The verdict with what was asked and what its constants rest on; `parts` are fields of the answer."""
     engine = experiment.engine
     return PredictionVerdict(
-        asked=describe(experiment),
+        experiment=describe(experiment),
         calibration=engine.constants if isinstance(engine, SimulatedEngine) else "",
         constants=constants_basis(experiment),
         exit_code=summary.EXIT_OK,

@@ -283,7 +283,7 @@ class RunLifecycle:
 
     def _joined(self, verdict: RunVerdict) -> RunVerdict:
         """The verdict; a simulated capacity includes the uncertainty of the engine's constants."""
-        if not (verdict.valid and verdict.capacity and verdict.asked.is_modelled):
+        if not (verdict.valid and verdict.capacity and verdict.experiment.is_modelled):
             return verdict
         try:
             constants = self._site.constants(self.experiment, self.emit)

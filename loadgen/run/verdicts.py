@@ -16,7 +16,7 @@ from analysis.capacity.posterior import LEAST_REQUESTS, posterior
 from analysis.capacity.rules import REASONS, Verdict, worst_checks
 from analysis.capacity.window_counts import NS, Window, latency_so_far, parts_over
 from analysis.capacity.window_table import CountingBasis
-from analysis.results.asked import describe
+from analysis.results.experiment_facts import describe
 from analysis.results.figures import (
     CapacityFigures,
     HoldFigures,
@@ -296,7 +296,7 @@ def _base(
 
     It claims nothing yet: `_ended` says how the run ended.
     """
-    verdict = RunVerdict(asked=describe(experiment), valid=False, exit_code=EXIT_VOID)
+    verdict = RunVerdict(experiment=describe(experiment), valid=False, exit_code=EXIT_VOID)
     if driver is None:
         return verdict
     plan, outcomes = driver.plan, driver.windows.outcomes

@@ -13,7 +13,7 @@ from pyarrow import ArrowException
 from analysis.quality import answer_file, gate
 from analysis.quality.answer_file import AnswerRecord, by_prompt, evidence_on, folder_evidence
 from analysis.quality.gate import Called, Gate, GateVerdict
-from analysis.results.asked import describe
+from analysis.results.experiment_facts import describe
 from analysis.results.runs import load_run
 from analysis.results.studies import Parts
 from analysis.results.summary import EXIT_DEGRADED, EXIT_OK, EXIT_OPEN
@@ -181,7 +181,7 @@ def verdict_on_folders(a: Path, b: Path) -> StudyVerdict:
     verdict = StudyVerdict(
         study=KIND,
         verb=KIND,
-        asked=describe(config_a),
+        experiment=describe(config_a),
         names=(str(a), str(b)),
         parts=(),
         exit_code=None,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from analysis.results import studies, summary
-from analysis.results.asked import describe
+from analysis.results.experiment_facts import describe
 from analysis.results.json_border import to_tree
 from analysis.results.locations import SUMS, checksums
 from analysis.results.runs import RunError, load_run
@@ -259,7 +259,7 @@ def _running(study: Study, folder: Folder, parts: Parts, cut: PartRow | None = N
         verb=study.verb,
         run_id=folder.run_id,
         folder=str(folder.typed),
-        asked=describe(study.experiment),
+        experiment=describe(study.experiment),
         names=study.names,
         parts=(*rows, cut) if cut else tuple(rows),
         requests=studies.requests(parts.values()),

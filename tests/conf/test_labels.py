@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.results.asked import describe, named
+from analysis.results.experiment_facts import describe, named
 from conf import load
 from conf.compose import dump
 

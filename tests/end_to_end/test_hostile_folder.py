@@ -12,7 +12,7 @@ import pytest
 
 from analysis import __main__ as reading
 from analysis import load_run
-from analysis.results.asked import describe
+from analysis.results.experiment_facts import describe
 from analysis.results.figures import RequestCounts
 from analysis.results.verdicts import RunVerdict
 from analysis.rows import records
@@ -137,9 +137,9 @@ ODD: dict[str, Callable[[dict[str, Any]], object]] = {
     "capacity is a number": lambda tree: tree.update(capacity=5),
     "no interval": lambda tree: tree["capacity"].update(qps_per_node={}),
     "figures are words": lambda tree: tree["capacity"]["qps_per_node"].update(low="low", estimate=[]),
-    "asked is a list": lambda tree: tree.update(asked=[]),
-    "asked is empty": lambda tree: tree.update(asked={}),
-    "bounds are a word": lambda tree: tree["asked"].update(slo="fast"),
+    "experiment is a list": lambda tree: tree.update(experiment=[]),
+    "experiment is empty": lambda tree: tree.update(experiment={}),
+    "bounds are a word": lambda tree: tree["experiment"].update(slo="fast"),
     "windows are numbers": lambda tree: tree.update(windows=[1, 2]),
     "checks are words": lambda tree: tree.update(checks=["ok"]),
     "exit code is a word": lambda tree: tree.update(exit_code="0"),
@@ -360,7 +360,7 @@ def test_a_copied_run_gets_its_report_where_it_lies(
 
 def test_a_failed_start_gets_no_report_of_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts, none = describe(load_run(run).config), RequestCounts(0, 0, {})
-    failed = RunVerdict(asked=facts, folder=str(run), valid=False, exit_code=5, requests=none)
+    failed = RunVerdict(experiment=facts, folder=str(run), valid=False, exit_code=5, requests=none)
     assert output.with_report(failed) == failed
     output.write_report(failed)
     assert not (run / "report.html").exists()

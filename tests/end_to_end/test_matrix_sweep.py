@@ -313,6 +313,6 @@ def test_the_plan_of_a_grid_says_cells_deployments_and_time(capsys: pytest.Captu
 
 
 def test_a_part_of_a_grid_is_not_taken_for_a_comparison(tmp_path: Path) -> None:
-    study = {"study": "matrix", "asked": sweep_json(GOLDEN)["asked"], "exit_code": None}
+    study = {"study": "matrix", "experiment": sweep_json(GOLDEN)["experiment"], "exit_code": None}
     (tmp_path / "study.json").write_text(json.dumps(study | {"names": [], "parts": []}))
     assert studies.whole(tmp_path / "cell-1") == tmp_path

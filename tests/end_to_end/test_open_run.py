@@ -153,7 +153,10 @@ def test_a_broken_conclusion_is_named(path: Path, name: str, content: bytes) -> 
 
 
 def test_json_of_something_else_is_no_run_and_no_conclusion(path: Path) -> None:
-    for tree, lacks in (({}, ("asked", "valid", "exit_code")), ({"exit_code": 0, "valid": True}, ("asked",))):
+    for tree, lacks in (
+        ({}, ("experiment", "valid", "exit_code")),
+        ({"exit_code": 0, "valid": True}, ("experiment",)),
+    ):
         (path / "sweep.json").write_text(json.dumps(tree))
         said = "; ".join(f"its {name} is missing" for name in lacks)
         assert refused(load_run, path) == f"{path / 'sweep.json'} is broken: {said}"

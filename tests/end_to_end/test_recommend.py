@@ -14,7 +14,7 @@ from analysis.__main__ import main as analysis
 from analysis.recommendation import ranking
 from analysis.recommendation.ranking import RecommendationVerdict
 from analysis.results import summary
-from analysis.results.asked import AskedExperiment
+from analysis.results.experiment_facts import ExperimentFacts
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.verdicts import CellRatio, MatrixCell, StudyVerdict
 from analysis.stats.estimate import Estimate
@@ -187,7 +187,7 @@ def test_a_real_engine_is_predicted_by_the_engine_model_and_measured_as_it_is() 
 
 
 def measured(cells: list[MatrixCell], code: int = 0) -> StudyVerdict:
-    asked = AskedExperiment(
+    asked = ExperimentFacts(
         engine="simulated",
         model="m",
         hardware="h",
@@ -199,7 +199,13 @@ def measured(cells: list[MatrixCell], code: int = 0) -> StudyVerdict:
         slo=Slo("", 2000.0, 100.0),
     )
     return StudyVerdict(
-        study="matrix", asked=asked, names=(), parts=(), exit_code=code, cells=tuple(cells), folder="runs/x"
+        study="matrix",
+        experiment=asked,
+        names=(),
+        parts=(),
+        exit_code=code,
+        cells=tuple(cells),
+        folder="runs/x",
     )
 
 

@@ -73,7 +73,7 @@ class Requests:
     """
 
     sent_s: Floats
-    asked: Sequence[Ints]
+    tokens: Sequence[Ints]
     pieces: Pieces | None = None
     from_s: float = 0.0
 
@@ -220,11 +220,11 @@ def serve(
             "the engine model does not predict refusals: leave out engine.max_num_queued_reqs and "
             "engine.max_num_queued_tokens, or measure with sweep or probe"
         )
-    prompt, output, *_ = (np.ascontiguousarray(column, np.int64) for column in requests.asked)
+    prompt, output, *_ = (np.ascontiguousarray(column, np.int64) for column in requests.tokens)
     count, longest = len(prompt), int(output.max(initial=1))
     due_s = np.zeros(count) if concurrency else np.ascontiguousarray(requests.sent_s, np.float64)
     if requests.pieces is None:
-        names, ends, session = np.zeros((1, count), np.int64), np.array([requests.asked[2]]), None
+        names, ends, session = np.zeros((1, count), np.int64), np.array([requests.tokens[2]]), None
     else:
         names, ends, session = requests.pieces
     routed = choice(replicas.balance, replicas.count, replicas.seed, due_s, session, replicas.loss)

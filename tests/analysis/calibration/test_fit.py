@@ -42,7 +42,7 @@ def verdict(**end: Any) -> dict[str, Any]:
     """The tree of the verdict of a run that ended so."""
     known = load_run(GOLDEN).verdict
     assert known is not None
-    return to_tree(RunVerdict(asked=known.asked, **end))
+    return to_tree(RunVerdict(experiment=known.experiment, **end))
 
 
 def noisy() -> Experiment:

@@ -261,7 +261,7 @@ def test_a_sweep_says_what_it_measured_streams_per_node_or_a_pool() -> None:
     assert len(tree["nodes"]["effects_pct"]) == 2
     text = text_of(tree)
     assert "independent streams per node: each of 2 nodes" in text and "pooled" not in text
-    routed = {**tree, "asked": {**tree["asked"], "routing": "leastconn"}, "nodes": None}
+    routed = {**tree, "experiment": {**tree["experiment"], "routing": "leastconn"}, "nodes": None}
     pooled = text_of(routed)
     assert "pooled service behind one balancer" in pooled
 

@@ -126,12 +126,16 @@ def test_a_due_time_that_is_not_told_leaves_the_lag_unknown_and_not_zero(path: P
 
 
 def test_the_offered_load_is_what_the_file_says(tmp_path: Path) -> None:
-    assert (one(VLLM).asked.rate_qps, one(VLLM).asked.open_loop, one(VLLM).asked.model) == (10, True, "mock")
-    assert (one(AIPERF).asked.rate_qps, one(AIPERF).asked.arrivals) == (10, "poisson")
-    assert [foreign.asked.rate_qps for foreign in load_foreign(GUIDELLM)] == [10, 20]
-    assert (one(CLOSED).asked.open_loop, one(CLOSED).asked.concurrency) == (False, 4)
+    assert (one(VLLM).experiment.rate_qps, one(VLLM).experiment.open_loop, one(VLLM).experiment.model) == (
+        10,
+        True,
+        "mock",
+    )
+    assert (one(AIPERF).experiment.rate_qps, one(AIPERF).experiment.arrivals) == (10, "poisson")
+    assert [foreign.experiment.rate_qps for foreign in load_foreign(GUIDELLM)] == [10, 20]
+    assert (one(CLOSED).experiment.open_loop, one(CLOSED).experiment.concurrency) == (False, 4)
     unlimited = one(saved(tmp_path / "x", vllm_tree() | {"request_rate": "inf"}))
-    assert (unlimited.asked.rate_qps, unlimited.asked.open_loop) == (None, False)
+    assert (unlimited.experiment.rate_qps, unlimited.experiment.open_loop) == (None, False)
 
 
 def test_older_files_of_vllm_are_read_without_what_they_lack(tmp_path: Path) -> None:
@@ -147,10 +151,10 @@ def test_older_files_of_vllm_are_read_without_what_they_lack(tmp_path: Path) -> 
 
 def test_appended_results_are_loads_of_their_own_and_a_cut_one_is_left_out(tmp_path: Path) -> None:
     path = saved(tmp_path / "x", vllm_tree(), vllm_tree() | {"request_rate": 20.0})
-    assert [foreign.asked.rate_qps for foreign in load_foreign(path)] == [10, 20]
+    assert [foreign.experiment.rate_qps for foreign in load_foreign(path)] == [10, 20]
     path.write_text(path.read_text()[:-50])
     cut = one(path)
-    assert cut.asked.rate_qps == 10
+    assert cut.experiment.rate_qps == 10
     assert cut.notes[-1] == "its last line is cut off and left out"
 
 
@@ -162,7 +166,7 @@ def test_records_of_a_killed_aiperf_are_read_up_to_the_cut_and_a_warm_up_is_not_
     path.write_text(AIPERF.read_text()[:-40])
     result = one(path)
     assert result.measured.num_rows == 29
-    assert result.version == "unknown" and not result.own and result.asked.open_loop is None
+    assert result.version == "unknown" and not result.own and result.experiment.open_loop is None
 
 
 def test_a_summary_of_another_run_is_not_believed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from analysis.figures.exhibit import FAIL, PASS
 from analysis.figures.latency import ShareOver
 from analysis.figures.service import Scaling
 from analysis.planning.sizing import ScalingEfficiency, ScalingPoint
-from analysis.results.asked import describe
+from analysis.results.experiment_facts import describe
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.verdicts import StudyVerdict
 from tests.support.runs.run_in_memory import RunInMemory, concluded, golden_config, request, window
@@ -30,7 +30,7 @@ def part(name: str, figures: dict[str, Any] | None, **more: Any) -> dict[str, An
 
 
 def study(tree: dict[str, Any]) -> StudyVerdict:
-    rest = {"asked": to_tree(describe(golden_config())), "names": [], "parts": [], "exit_code": 0}
+    rest = {"experiment": to_tree(describe(golden_config())), "names": [], "parts": [], "exit_code": 0}
     return from_tree(StudyVerdict, rest | tree, "a test")
 
 
@@ -122,7 +122,7 @@ def run_with(*, bounds: dict[str, float], counted: list[dict[str, Any]]) -> RunI
     asked = {"slo": {"ttft_p90_ms": 2000.0, "tpot_p90_ms": None, "at_most_ms": bounds, "joint": 0.9}}
     kept = {"ttft_over": 1, "ttft_determined": 20, "bounds": counted}
     lines = [window(0, 4.0, 0, 10, **kept), window(1, 5.0, 10, 20, **kept)]
-    return RunInMemory([request(0, 1.0), request(1, 11.0)], lines, concluded() | {"asked": asked})
+    return RunInMemory([request(0, 1.0), request(1, 11.0)], lines, concluded() | {"experiment": asked})
 
 
 def line(bound: str, over: float, determined: float) -> dict[str, Any]:

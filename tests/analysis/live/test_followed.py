@@ -182,7 +182,7 @@ def test_another_run_of_a_study_starts_anew_and_the_log_goes_on() -> None:
 
 
 def study(folder: Path, exit_code: int | None, *names: str) -> Path:
-    study = {"study": "repeats", "asked": sweep_json(GOLDEN)["asked"]}
+    study = {"study": "repeats", "experiment": sweep_json(GOLDEN)["experiment"]}
     tree = study | {"exit_code": exit_code, "names": names, "parts": []}
     (folder / "study.json").write_text(json.dumps(tree))
     return folder
@@ -226,7 +226,7 @@ def test_a_folder_of_nothing_is_refused(tmp_path: Path, name: str) -> None:
 
 def test_a_result_that_is_broken_is_said_in_one_line(run: Path) -> None:
     end(run)
-    (run / "sweep.json").write_text('{"exit_code": 0, "valid": [], "asked": 3}')
+    (run / "sweep.json").write_text('{"exit_code": 0, "valid": [], "experiment": 3}')
     snapshot = of(run).look()
     assert snapshot.ending and snapshot.ending.text.startswith("the result cannot be read: ")
     assert "\n" not in snapshot.ending.text

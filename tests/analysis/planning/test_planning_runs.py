@@ -41,7 +41,7 @@ def predicted(low: float | None, estimate: float, high: float | None, **more: An
     bound = low is None and high is None
     tree = sweep(low or 0.0, estimate, high or 0.0) | {"clock": "virtual", "forecast": result}
     del tree["run_id"], tree["basis"]
-    tree["asked"] = tree["asked"] | {"engine": "simulated"}
+    tree["experiment"] = tree["experiment"] | {"engine": "simulated"}
     tree["capacity"] = {
         "qps_per_node": {
             "value": estimate,
@@ -280,7 +280,7 @@ def test_wrong_words_are_refused_before_a_prediction_is_computed(tmp_path: Path)
 
 
 def test_runs_of_another_service_are_refused() -> None:
-    other = at_nodes(4) | {"asked": at_nodes(4)["asked"] | {"layout": "dp2_tp4_ep4"}}
+    other = at_nodes(4) | {"experiment": at_nodes(4)["experiment"] | {"layout": "dp2_tp4_ep4"}}
     for act in (
         planning.scaling,
         lambda runs: planning.plan(runs[0], 30, others=runs[1:]),
@@ -294,7 +294,7 @@ def test_runs_of_another_service_are_refused() -> None:
 
 def test_cells_of_a_grid_of_predictions_share_what_is_unknown_of_the_constants() -> None:
     answers = [predicted(3.3, 5.3, 6.5), predicted(3.5, 5.5, 6.9)]
-    answers[1]["asked"] = answers[1]["asked"] | {"nodes": 2}
+    answers[1]["experiment"] = answers[1]["experiment"] | {"nodes": 2}
     ratios = {"value": 1.0, "low": 1.0, "high": 1.0}, {"value": 5.5 / 5.3, "low": 1.02, "high": 1.06}
     one, two = ({"at": {}, "answer": a, "ratio": r} for a, r in zip(answers, ratios, strict=True))
     result = planning.scaling([one, two]).figure(2)
@@ -354,7 +354,7 @@ def test_gpus_and_power_stand_beside_nodes() -> None:
     assert power.kwh_per_day == pytest.approx(24 * 126)
     assert power.wh_per_request == pytest.approx(126e3 / 100 / 3600)
     assert power.kwh_per_1m_output_tokens == pytest.approx(126 / 100 / 3600 * 1e6 / 140)
-    strange = sweep(17.6, 18.4, 19.1, asked={"gpus_per_node": None})
+    strange = sweep(17.6, 18.4, 19.1, experiment={"gpus_per_node": None})
     unknown = planning.command([strange], WORDS)
     assert unknown.gpus is None and unknown.power is None
     assert ", GPUs unknown, for" in str(answer(unknown)) and "plan.node_watts=W" in str(answer(unknown))

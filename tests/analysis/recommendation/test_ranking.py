@@ -6,7 +6,7 @@ import pytest
 from analysis.planning.sizing import MOST_NODES, FleetCapacity, ScalingEfficiency, ScalingPoint, fleet
 from analysis.recommendation import ranking
 from analysis.recommendation.ranking import RankedShape, RecommendationVerdict, ShapeRanking, rivals
-from analysis.results.asked import describe
+from analysis.results.experiment_facts import describe
 from analysis.stats.estimate import Estimate
 from analysis.views import recommend
 from analysis.views.shown import Answer
@@ -105,7 +105,7 @@ def test_rivals_of_a_single_layout_are_its_budgets_and_three_at_most() -> None:
 def answer(*shapes: RankedShape) -> Answer:
     result = ShapeRanking(hit=None, shapes=shapes, unranked=(), tie_probability=0.1, sd_nodes=3.0)
     verdict = RecommendationVerdict(
-        asked=describe(load([])),
+        experiment=describe(load([])),
         peak_qps=200.0,
         care=Margins(),
         gpus_per_node=8,

@@ -190,7 +190,7 @@ def test_a_messages_markup_arrives_as_text(copy: Path, tmp_path: Path, undrawn: 
     rows = rows.set_column(place["status"], "status", status.cast(rows.schema.field("status").type))
     rows = rows.set_column(place["error"], "error", message)
     records.write(rows, copy / "requests" / "part-000.parquet")
-    changed(copy, lambda tree: tree["asked"].update(model=EVIL))
+    changed(copy, lambda tree: tree["experiment"].update(model=EVIL))
     page = built(copy, tmp_path / "out.html")
     assert not page.all("script")
     assert page.text.count("<script>alert(1)</script>") >= 2
@@ -282,7 +282,7 @@ def test_a_p90_that_nobody_knows_is_not_within_its_bound(
 def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path, undrawn: None) -> None:
     def other(tree: dict[str, Any]) -> None:
         tree["capacity"]["qps_per_node"]["value"] = CLAIMED
-        tree["asked"]["layout"] = "another"
+        tree["experiment"]["layout"] = "another"
 
     changed(copy, other)
     out = tmp_path / "both.html"
@@ -368,7 +368,9 @@ def test_a_report_is_written_anew_and_no_file_of_the_run(copy: Path, undrawn: No
 def test_a_studys_page_has_its_own_answer_and_leads_to_its_parts(tmp_path: Path, undrawn: None) -> None:
     names = [f"deployment-{number}" for number in range(1, 4)]
     golden_verdict = load_run(GOLDEN).verdict
-    empty = StudyVerdict(study="deployments", asked=golden_verdict.asked, names=(), parts=(), exit_code=0)
+    empty = StudyVerdict(
+        study="deployments", experiment=golden_verdict.experiment, names=(), parts=(), exit_code=0
+    )
     found = to_tree(studies.pooled_deployments(empty, dict.fromkeys(names, golden_verdict), 1.0))
     pooled = {key: found[key] for key in ("capacity", "between", "effects_pct", "evidence", "remedy")}
     folder = studied(tmp_path / "study", "deployments", *names, **pooled)

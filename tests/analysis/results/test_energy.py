@@ -163,7 +163,7 @@ def test_no_sample_at_rest_leaves_the_idle_share_unknown() -> None:
     busy = [row for row in TWO if not row["idle"]]
     energy = figures(power(busy), [window(1, 20, 120)], ANSWERED, None)
     assert energy.windows[0].watts_per_node and energy.windows[0].idle_share is None
-    assert "idle share unknown" in dict(answers.power_facts(golden().asked, energy))["power"]
+    assert "idle share unknown" in dict(answers.power_facts(golden().experiment, energy))["power"]
 
 
 def golden() -> RunVerdict:
@@ -180,7 +180,7 @@ def test_the_screen_says_whose_watts_and_a_run_without_power_says_none() -> None
     assert "energy: 0.267 Wh per request, 0.0476 kWh per 1M input tokens, 1.9 per 1M output tokens" in text
     unknown = replace(golden(), power=PowerFigures("nobody tells"))
     assert "power" not in screen(unknown)  # a simulated engine, of which nobody expects it
-    real = replace(unknown, asked=replace(unknown.asked, engine="vllm"))
+    real = replace(unknown, experiment=replace(unknown.experiment, engine="vllm"))
     assert "power: unknown: nobody tells" in screen(real)
 
 

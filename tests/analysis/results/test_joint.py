@@ -37,7 +37,7 @@ def study_of(kind: str, verdict: RunVerdict) -> StudyVerdict:
     names = "a", "b"
     return StudyVerdict(
         study=kind,
-        asked=verdict.asked,
+        experiment=verdict.experiment,
         names=names,
         parts=tuple(studies.part_row(name, verdict) for name in names),
         valid=True,
@@ -114,7 +114,7 @@ def test_unknown_constants_are_said_where_the_interval_stands(engine: str, why: 
     verdict = unjoined(golden())
     if why != NOT_RECORDED:
         verdict = replace(verdict, capacity=verdict.capacity.joined(why))
-    verdict = replace(verdict, asked=replace(verdict.asked, engine=engine))
+    verdict = replace(verdict, experiment=replace(verdict.experiment, engine=engine))
     first, second, *_ = screen(verdict).splitlines()
     assert first.startswith(
         "SIMULATED, VALID  3.31 QPS per node, sampling noise alone: 95 % interval [2.90, 3.62]"
@@ -124,7 +124,7 @@ def test_unknown_constants_are_said_where_the_interval_stands(engine: str, why: 
 
 def test_a_measured_run_and_a_void_one_say_nothing_of_it() -> None:
     verdict = unjoined(golden())
-    real = screen(replace(verdict, asked=replace(verdict.asked, engine="vllm")))
+    real = screen(replace(verdict, experiment=replace(verdict.experiment, engine="vllm")))
     assert real.startswith(
         "VALID  3.31 QPS per node, 95 % interval [2.90, 3.62], certified 2.96\n  to quote: 2.96"
     )

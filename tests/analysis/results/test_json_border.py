@@ -33,10 +33,10 @@ def test_what_a_file_leaves_out_takes_its_default() -> None:
     for key in ("schema_version", "basis", "requests", "prediction"):
         del tree[key]
     for key in ("arrivals", "sessions", "conversations", "time_scale", "kernels", "data_path"):
-        del tree["asked"][key]
+        del tree["experiment"][key]
     del tree["capacity"]["limits"]
     result = from_tree(RunVerdict, tree, "the file")
-    assert (result.asked.arrivals, result.asked.time_scale) == ("poisson", 1.0)
+    assert (result.experiment.arrivals, result.experiment.time_scale) == ("poisson", 1.0)
     assert result.requests is None and result.basis is None
     assert result.capacity and result.capacity.limits is None
 
@@ -44,7 +44,7 @@ def test_what_a_file_leaves_out_takes_its_default() -> None:
 def test_a_key_without_a_field_is_left_out() -> None:
     tree = json.loads(GOLDEN.read_text())
     known = from_tree(RunVerdict, tree, "new")
-    tree["asked"]["colour"], tree["mood"] = "red", 1
+    tree["experiment"]["colour"], tree["mood"] = "red", 1
     assert from_tree(RunVerdict, tree, "new") == known
 
 
@@ -54,9 +54,9 @@ def test_a_key_without_a_field_is_left_out() -> None:
         ("valid", "yes", "its valid is yes"),
         ("exit_code", 1.5, "its exit_code is 1.5"),
         ("exit_code", True, "its exit_code is True"),
-        ("asked", [1], "its asked is [1]"),
-        ("asked.nodes", None, "its asked.nodes is None"),
-        ("asked.kernels", "aiter", "its asked.kernels is aiter"),
+        ("experiment", [1], "its experiment is [1]"),
+        ("experiment.nodes", None, "its experiment.nodes is None"),
+        ("experiment.kernels", "aiter", "its experiment.kernels is aiter"),
         ("capacity.binding", "e2e", "its capacity: 'e2e' is no bound"),
         ("capacity.qps_per_node.low", "low", "its capacity.qps_per_node.low is low"),
         ("capacity.windows_used", [0, "1"], "its capacity.windows_used.1 is 1"),
@@ -93,15 +93,15 @@ def test_a_window_whose_answers_failed_is_shown_from_its_file() -> None:
     tree["windows"][-1] |= {"valid": False, "void_reason": "node_lost", "ttft_p90_ms": "inf"}
     again = from_tree(RunVerdict, tree, "sweep.json")
     assert again.windows[-1]["ttft_p90_ms"] == math.inf
-    (row,) = (row for row in rates.table(again.windows, again.asked.slo).rows if "VOID" in row[-1])
+    (row,) = (row for row in rates.table(again.windows, again.experiment.slo).rows if "VOID" in row[-1])
     assert "infinite" in row and row[-1] == "VOID: node_lost"
 
 
 def test_every_error_of_a_file_is_named_at_once() -> None:
     tree = json.loads(GOLDEN.read_text())
-    del tree["asked"]["engine"]
+    del tree["experiment"]["engine"]
     tree |= {"valid": "yes", "exit_code": 1.5, "reason": 7}
-    said = "its asked.engine is missing; its valid is yes; its exit_code is 1.5; its reason is 7"
+    said = "its experiment.engine is missing; its valid is yes; its exit_code is 1.5; its reason is 7"
     with pytest.raises(RunError) as refused:
         from_tree(RunVerdict, tree, "x")
     assert str(refused.value) == f"x is broken: {said}"

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.results import published_ladder as judged
-from analysis.results.asked import describe
+from analysis.results.experiment_facts import describe
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.predictions import PredictionVerdict
 from analysis.results.published_ladder import LevelFigures
@@ -214,7 +214,7 @@ def concluded(
     experiment: Experiment, runs: list[list[LevelFigures]], void: dict[int, str] | None = None
 ) -> dict[str, Any]:
     """The tree of a ladder that was played."""
-    begun = PredictionVerdict(asked=describe(experiment), clock="wall", calibration="", exit_code=0)
+    begun = PredictionVerdict(experiment=describe(experiment), clock="wall", calibration="", exit_code=0)
     return to_tree(published_ladder.concluded(begun, experiment, runs, "wall", void))
 
 
@@ -388,7 +388,7 @@ def test_a_run_over_a_target_plays_the_same_levels_and_says_the_same(replayed: d
     for one, other in zip(here, virtual, strict=True):
         assert one["total_tok_s"] == pytest.approx(other["total_tok_s"], rel=1e-6)
         assert (one["status"], one["requests"]) == (other["status"], other["requests"])
-    study = StudyVerdict(study="progressive", asked=verdict.asked, names=(), parts=(), exit_code=0)
+    study = StudyVerdict(study="progressive", experiment=verdict.experiment, names=(), parts=(), exit_code=0)
     together = published_ladder.LadderStudy(experiment).conclude(study, {"run-1": verdict, "run-2": verdict})
     result = together.progressive
     assert result and result.runs == 2 and result.levels[3].total_tok_s_spread

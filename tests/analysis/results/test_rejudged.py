@@ -31,7 +31,7 @@ def test_a_stricter_bound_lowers_the_capacity_and_may_bind_instead(run: Run) -> 
     verdict = [rejudge(run, word).capacity for word in ("slo.tpot_p90_ms=100", "slo.tpot_p90_ms=80")]
     assert verdict[0] and verdict[1] and verdict[1].qps_per_node.value < verdict[0].qps_per_node.value
     ttft = rejudge(run, "slo.ttft_p90_ms=900")
-    assert ttft.capacity and ttft.capacity.binding == "ttft" and ttft.asked.slo.bound_ms("ttft") == 900
+    assert ttft.capacity and ttft.capacity.binding == "ttft" and ttft.experiment.slo.bound_ms("ttft") == 900
     assert ttft.reason.startswith("judged by p90 TTFT <= 900 ms, p90 TPOT <= 100 ms with the windows")
     assert ttft.capacity.constants is None, "they were drawn for other bounds"
 
@@ -93,4 +93,4 @@ def test_the_screen_has_the_whole_verdict_as_json(run: Run, capsys: pytest.Captu
     assert from_tree(RunVerdict, json.loads(capsys.readouterr().out), "the line") == run.verdict
     assert main(["show", str(GOLDEN), "slo.tpot_p90_ms=80", "--json"]) == 0
     again = from_tree(RunVerdict, json.loads(capsys.readouterr().out), "the line")
-    assert again.asked.slo.tpot_p90_ms == 80 and again == rejudge(run, "slo.tpot_p90_ms=80")
+    assert again.experiment.slo.tpot_p90_ms == 80 and again == rejudge(run, "slo.tpot_p90_ms=80")

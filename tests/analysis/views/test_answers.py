@@ -12,7 +12,7 @@ from analysis import load_run, planning
 from analysis.__main__ import main
 from analysis.capacity.window_counts import in_window
 from analysis.capacity.window_table import token_rates, window
-from analysis.results.asked import describe
+from analysis.results.experiment_facts import describe
 from analysis.results.json_border import to_tree
 from analysis.results.verdicts import RunVerdict
 from analysis.rows import metrics
@@ -86,7 +86,7 @@ def test_a_void_window_says_why_and_a_ramp_step_is_no_rate() -> None:
         {**second, "kind": "ramp"},
         *others,
     )
-    table = rates.table(changed, golden().asked.slo)
+    table = rates.table(changed, golden().experiment.slo)
     assert [row["verdict"] for row in rows(table)].count("VOID: client_limited") == 1
     assert len(table.rows) == len(changed) - 1
 
@@ -151,7 +151,7 @@ def test_reasons_to_doubt_an_interval_stand_under_the_answer(limit: dict[str, An
     tree = sweep_json(GOLDEN)
     tree["capacity"]["limits"][tree["capacity"]["binding"]] |= limit
     assert (f"doubtful: {message}" in text_of(tree)) == bool(limit)
-    tree["asked"]["conversations"] = "cache-aware"
+    tree["experiment"]["conversations"] = "cache-aware"
     assert "biased 2 to 3 % low: users stay for longer than a search" in text_of(tree)
 
 
@@ -166,7 +166,7 @@ def measured(experiment: Experiment) -> dict[str, Any]:
     tree = sweep_json(GOLDEN)
     if experiment.engine.kind == "external":
         tree["capacity"]["qps_per_replica"] = None
-    return tree | {"asked": to_tree(describe(experiment))}
+    return tree | {"experiment": to_tree(describe(experiment))}
 
 
 def test_external_endpoints_have_no_machine_and_no_gpus_on_the_screen_and_in_a_plan() -> None:

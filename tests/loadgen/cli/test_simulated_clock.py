@@ -81,10 +81,12 @@ def test_only_an_early_late_window_begins_again() -> None:
 def ended(scale: float, reason: str) -> RunVerdict:
     verdict = load_run(GOLDEN).verdict
     assert verdict
-    experiment = replace(verdict.asked, time_scale=scale)
+    experiment = replace(verdict.experiment, time_scale=scale)
     if not reason:
-        return replace(verdict, asked=experiment)
-    return replace(verdict, asked=experiment, valid=False, exit_code=EXIT_VOID, reason=f"{reason}: remedy")
+        return replace(verdict, experiment=experiment)
+    return replace(
+        verdict, experiment=experiment, valid=False, exit_code=EXIT_VOID, reason=f"{reason}: remedy"
+    )
 
 
 @pytest.fixture

@@ -198,7 +198,7 @@ def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path
     assert len(table) == 8 and "unknown choice" in table[2]
     pq.write_table(predictions.grid_rows(cells(tree["cells"]), False), tmp_path / "grid.parquet")
     rows = pq.read_table(tmp_path / "grid.parquet").to_pylist()
-    assert [row["asked.slo.tpot_p90_ms"] for row in rows] == ["100", "100", "50", "50"]
+    assert [row["experiment.slo.tpot_p90_ms"] for row in rows] == ["100", "100", "50", "50"]
     assert rows[0]["qps_per_node"] == pytest.approx(first["answer"]["capacity"]["qps_per_node"]["value"])
     assert rows[1]["qps_per_node"] is None and rows[0]["mfu"] > 0
     with pytest.raises(ConfigError, match="unknown choice"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.results.asked import constants_basis, describe
+from analysis.results.experiment_facts import constants_basis, describe
 from analysis.results.json_border import from_tree
 from analysis.results.predictions import PredictionVerdict
 from analysis.views import prediction as prediction_view
@@ -173,7 +173,10 @@ def test_a_calibration_is_a_measurement_of_this_machine(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(calibration(load(), {LAYER: Constant(92.0, "us", "a fit", 90.0, 94.5)})))
     experiment = load([f"engine.constants={file}"])
     result = PredictionVerdict(
-        asked=describe(experiment), constants=constants_basis(experiment), calibration=str(file), exit_code=0
+        experiment=describe(experiment),
+        constants=constants_basis(experiment),
+        calibration=str(file),
+        exit_code=0,
     )
     (_, measured), *_ = prediction_view.constants_facts(result)
     assert measured == f"this machine, calibrated by {file}"

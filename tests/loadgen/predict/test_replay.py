@@ -174,7 +174,7 @@ def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     assert fast.endswith(span(Estimate(**ratio)))
     rows = predictions.grid_rows(cells(tree["cells"]), True)
     assert rows.column("ratio_to_first").to_pylist() == [1.0, ratio["value"]]
-    assert rows.column("asked.rate_qps").to_pylist() == ["4", "8"]
+    assert rows.column("experiment.rate_qps").to_pylist() == ["4", "8"]
     assert rows.column("ttft_ms_p90").to_pylist() == pytest.approx([181.0, 181.0])
     refused = cells([{"at": {"rate_qps": 1}, "answer": {"exit_code": 2, "reason": "no"}}])
     assert rows.schema == predictions.grid_rows(refused, True).schema

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import load_run
-from analysis.results.asked import describe
+from analysis.results.experiment_facts import describe
 from analysis.results.json_border import to_tree
 from analysis.results.runs import Run
 from analysis.results.verdicts import RunVerdict
@@ -151,7 +151,7 @@ def test_a_second_session_killed_at_once_has_its_plan_on_record(folder: RunFolde
     folder.tell(rows(records.PROGRESS, "ok", 0, 1))
     folder.collect()
     folder.write_json("manifest.json", {"verb": "sweep"})
-    verdict = RunVerdict(asked=describe(load([])), exit_code=130, valid=False)
+    verdict = RunVerdict(experiment=describe(load([])), exit_code=130, valid=False)
     folder.write_json("sweep.json", to_tree(verdict))
     planned(folder, 2)
     assert states(load_run(folder.path).requests()) == [(0, "ok"), (1, "ok"), (2, "lost")]

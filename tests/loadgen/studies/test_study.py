@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from analysis.results import studies, summary
-from analysis.results.asked import describe
+from analysis.results.experiment_facts import describe
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
 from analysis.results.verdicts import RunVerdict, StudyVerdict
@@ -68,7 +68,7 @@ class Site:
         tree = {
             "verb": self.verb,
             "folder": str(folder.path),
-            "asked": to_tree(describe(experiment)),
+            "experiment": to_tree(describe(experiment)),
             "requests": {"planned": 9, "rows": 9, "by_status": {"ok": 9}},
             "valid": code == 0,
             "exit_code": code,

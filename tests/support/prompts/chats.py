@@ -10,10 +10,10 @@ from loadgen.traffic.prefix_sharing import SharedPrefixes
 
 
 class Chats(NamedTuple):
-    """Requests in order of arrival; `asked`: prompt and output tokens."""
+    """Requests in order of arrival; `tokens`: prompt and output tokens."""
 
     due_s: Any
-    asked: tuple[Any, Any]
+    tokens: tuple[Any, Any]
     prefixes: SharedPrefixes
 
 
@@ -73,5 +73,5 @@ def tokens(chats: Chats) -> list[list[Any]]:
         ends = [int(column[i]) for column in (p.everyone, p.of_character, p.of_session, p.of_history)]
         spans = zip([(0,), (1, who), (2, session), (3, session, cut)], [0, *ends], ends, strict=False)
         out.append([(*mark, at) for mark, start, end in spans for at in range(start, end)])
-        out[-1] += [(4, i, at) for at in range(ends[-1], int(chats.asked[0][i]))]
+        out[-1] += [(4, i, at) for at in range(ends[-1], int(chats.tokens[0][i]))]
     return out

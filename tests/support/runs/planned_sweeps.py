@@ -10,7 +10,7 @@ GOLDEN_BASIS: dict[str, Any] = json.loads((GOLDEN / "sweep.json").read_text())["
 
 def sweep(low: float, estimate: float, high: float, nodes: int = 1, **more: Any) -> dict[str, Any]:
     """The tree of a valid run, as far as a plan reads it."""
-    asked = {
+    experiment = {
         "engine": "vllm",
         "model": "m",
         "hardware": "MI325X",
@@ -26,7 +26,7 @@ def sweep(low: float, estimate: float, high: float, nodes: int = 1, **more: Any)
     figures = {"value": estimate, "low": low, "high": high, "certified": (low + estimate) / 2}
     return {
         "run_id": f"run{nodes}",
-        "asked": asked | more.pop("asked", {}),
+        "experiment": experiment | more.pop("experiment", {}),
         "basis": GOLDEN_BASIS | {"input_tokens": 5600, "output_tokens": 140} | more.pop("basis", {}),
         "capacity": {"qps_per_node": figures, "binding": "tpot"},
         "valid": True,

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from analysis import load_run
 from analysis.capacity import window_table
-from analysis.results.asked import describe
+from analysis.results.experiment_facts import describe
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.verdicts import RunVerdict
 from analysis.rows import records
@@ -47,9 +47,9 @@ class RunInMemory:
         """The conclusion on the golden run's experiment, as if its engine were real."""
         if self.sweep is None:
             return None
-        facts = to_tree(describe(golden_config())) | {"engine": "vllm"} | self.sweep["asked"]
+        facts = to_tree(describe(golden_config())) | {"engine": "vllm"} | self.sweep["experiment"]
         checks = [{"unit": "ms"} | check for check in self.sweep["checks"]]
-        return from_tree(RunVerdict, self.sweep | {"asked": facts, "checks": checks}, self.name)
+        return from_tree(RunVerdict, self.sweep | {"experiment": facts, "checks": checks}, self.name)
 
     def requests(self, columns: Sequence[str] | None = None) -> pa.Table:
         table = records.table(self.rows).sort_by("due_ns")
@@ -137,7 +137,7 @@ def concluded(valid: bool = True, **capacity: Any) -> dict[str, Any]:
     q = {"value": 5.0, "low": 4.0, "high": 6.0, "certified": 4.2}
     result = {"qps_per_node": q, "open_above": False, "open_below": False, "binding": "tpot"} | capacity
     return {
-        "asked": {"slo": {"ttft_p90_ms": 2000.0, "tpot_p90_ms": 100.0}},
+        "experiment": {"slo": {"ttft_p90_ms": 2000.0, "tpot_p90_ms": 100.0}},
         "checks": [{"name": "send_lag_p99", "bound": 20.0, "value": 1.0, "passed": True}],
         "capacity": result,
         "valid": valid,

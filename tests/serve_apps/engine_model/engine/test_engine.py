@@ -215,16 +215,16 @@ def test_the_front_end_serves_one_request_after_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request", "message"),
+    ("prompt", "message"),
     [
         (GenerateRequest(90, 7), "num_gpu_blocks"),
         (GenerateRequest(0, 7), "at least one prompt"),
         (GenerateRequest(7, 0), "at least one prompt"),
     ],
 )
-def test_requests_that_can_never_be_served_are_refused(request: GenerateRequest, message: str) -> None:
+def test_requests_that_can_never_be_served_are_refused(prompt: GenerateRequest, message: str) -> None:
     served = engine(**TIGHT)
     served.add(GenerateRequest(8, 8), 0.0)
     with pytest.raises(ValueError, match=message):
-        served.add(request, 0.0)
+        served.add(prompt, 0.0)
     assert served.waiting == 1

@@ -28,7 +28,7 @@ def fast(
 ) -> Any:
     by = Replicas(replicas, Balance(policy, vnodes=100, home=chosen), 3, loss)
     return serve(
-        EngineKind.of(*of), Requests(chats.due_s, chats.asked, session_pieces(*chats.prefixes), from_s), by
+        EngineKind.of(*of), Requests(chats.due_s, chats.tokens, session_pieces(*chats.prefixes), from_s), by
     )
 
 
@@ -48,7 +48,7 @@ def test_blocks_hit_what_the_longest_earlier_beginning_has_in_whole_blocks(cut: 
         expected.append(min(known // size, (len(prompt) - 1) // size) * size)
     # A prompt may come before the one it builds on is admitted.
     assert (seen.cached_tokens == expected).mean() > 0.98
-    assert 0.3 < seen.cached_tokens.sum() / asked.asked[0].sum() < 0.95
+    assert 0.3 < seen.cached_tokens.sum() / asked.tokens[0].sum() < 0.95
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -72,7 +72,7 @@ def test_what_fills_the_caches_is_not_served() -> None:
     served = asked.due_s >= 150
     assert np.array_equal(np.isnan(half.first_token_s), ~served) and not half.cached_tokens[~served].any()
     assert np.array_equal(half.cached_tokens[served], whole.cached_tokens[served])
-    assert half.work.sequences == asked.asked[1][served].sum()
+    assert half.work.sequences == asked.tokens[1][served].sum()
     late = asked.due_s >= 200
     assert half.last_token_s[late] == pytest.approx(whole.last_token_s[late], abs=0.05)
 
@@ -92,4 +92,4 @@ def test_pieces_have_names_of_their_own() -> None:
     tokens = np.diff(ends, axis=0, prepend=0)
     named = [set(row[own > 0].tolist()) for row, own in zip(names, tokens, strict=True)]
     assert not set.intersection(*named[:2]) and not set.intersection(*named[2:])
-    assert (tokens >= 0).all() and (ends <= asked.asked[0]).all()
+    assert (tokens >= 0).all() and (ends <= asked.tokens[0]).all()

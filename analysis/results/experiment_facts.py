@@ -18,7 +18,7 @@ MODELLED = ("simulated", "vllm_emulated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedExperiment:
+class ExperimentFacts:
     """The experiment behind an answer, in the words of its configuration groups.
 
     `vllm_version` is that of an emulated vLLM, or the one whose scheduling rules a simulated engine follows;
@@ -63,14 +63,14 @@ class AskedExperiment:
         return self.engine in MODELLED
 
 
-def describe(experiment: Experiment) -> AskedExperiment:
+def describe(experiment: Experiment) -> ExperimentFacts:
     """The experiment, as far as it belongs beside the answer."""
     engine, workload, layout = experiment.engine, experiment.workload, experiment.layout
     is_simulated, emulated = isinstance(engine, SimulatedEngine), isinstance(engine, EmulatedEngine)
     groups = ("model", "hardware", "cluster", "layout", "routing", "search")
     rules_of = SCHEDULER_VERSION if is_simulated else None
     chats = workload.conversations
-    return AskedExperiment(
+    return ExperimentFacts(
         engine=engine.kind,
         vllm_version=engine.vllm_version if isinstance(engine, EmulatedEngine) else rules_of,
         constants=fingerprint(experiment.model, experiment.hardware) if emulated else None,
