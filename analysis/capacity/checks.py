@@ -379,10 +379,8 @@ def judge_window(
 def judge_run(windows: Sequence[Verdict], min_windows: int) -> Verdict:
     """Valid if at least max(2, `min_windows`) windows are; else void for the first void window's reason."""
     void = next((window for window in windows if not window.valid), Verdict(False, "too_few_windows", ()))
-    valid, least = (
-        float(sum(window.valid for window in windows)),
-        float(max(LEAST_VALID_WINDOWS, min_windows)),
-    )
+    valid = float(sum(window.valid for window in windows))
+    least = float(max(LEAST_VALID_WINDOWS, min_windows))
     check = Check("valid_windows", valid >= least, valid, least, "", void.reason, least=True)
     scale = max((window.time_scale for window in windows), default=1.0)
     if check.passed:

@@ -143,7 +143,9 @@ class _Blocks:
         if not len(self.step):
             return np.zeros((len(LOAD_GRID), len(SLOPES)))
         least, most = int(self.step.min()), int(self.step.max())
-        counts = [np.bincount(self.step - least, sizes) for sizes in (self.over, self.determined - self.over)]
+        counts = [
+            np.bincount(self.step - least, weights) for weights in (self.over, self.determined - self.over)
+        ]
         above, within = (
             table[:, SPAN + least - REACH : SPAN + most + REACH + 1] for table in _log_shares(self.allowed)
         )

@@ -194,7 +194,7 @@ def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
     None if not one request was over a bound or near it: the pairs then say nothing.
     """
     # A side far beyond its capacity does not show which limit binds there.
-    steady = [cell for cell in pairs if not any(map(_is_over, cell.limits.values()))] or pairs
+    steady = [pair for pair in pairs if not any(map(_is_over, pair.limits.values()))] or pairs
     limits = deciding(list(pairs[0].limits)) if pairs else []
     parts = [_over(steady, limits, side) for side in (0, 1)]
     total = sum(map(sum, parts))
@@ -205,9 +205,9 @@ def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
     known = list(ratios.values())
     if not known:
         return None
-    closed = [cell for cell in known if not cell.open]
+    closed = [limit_ratio for limit_ratio in known if not limit_ratio.open]
     value, low, high = (math.exp(figure) for figure in _mixed(closed or known))
-    side: Open = "" if closed else max(known, key=lambda cell: cell.weight).open
+    side: Open = "" if closed else max(known, key=lambda limit_ratio: limit_ratio.weight).open
     broken = min([_broken_at(pairs, limit) for limit in limits if limit not in ratios], default=math.inf)
     if high > broken:  # the other limits cannot tell how far below B breaks this one
         value, low, high, side = min(value, broken), min(low, broken), broken, "below"
@@ -266,10 +266,8 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[Estimate,
         return None
     # The share around a bound at which the bound itself is just kept.
     kept = allowed_over(limit)
-    near, over = (
-        sum(sum(share.near) for _, share in informative),
-        sum(sum(share.over) for _, share in samples),
-    )
+    near = sum(sum(share.near) for _, share in informative)
+    over = sum(sum(share.over) for _, share in samples)
     allowed = max(kept, min(kept * near / max(1, over), MOST_AROUND))
     belief = GAPS if any(shares.of_gaps for _, shares in samples) else WHOLE
     belief = POOLED if metric_of(limit) == "itl_pooled" else belief

@@ -282,9 +282,9 @@ def over_bound(requests: pa.Table, slo: Slo, bound: Bound, now_ns: int) -> Float
     """
     if metric_of(bound.limit) != JOINT:
         return latency_so_far(requests, bound, now_ns) / bound.ms
-    own = [limit_bound for limit_bound in slo.bounds if metric_of(limit_bound.limit) in PER_REQUEST]
+    own = [each for each in slo.bounds if metric_of(each.limit) in PER_REQUEST]
     none = np.full(requests.num_rows, np.nan)
-    worst = np.fmax.reduce([none, *(over_bound(requests, slo, limit_bound, now_ns) for limit_bound in own)])
+    worst = np.fmax.reduce([none, *(over_bound(requests, slo, each, now_ns) for each in own)])
     pending = metrics.status_in(requests, records.PENDING)
     return np.where(pending & ~(worst > 1), np.nan, np.nan_to_num(worst, posinf=np.inf))
 

@@ -69,10 +69,8 @@ class Search(Exhibit):
 
     def alt(self) -> str:
         """Number of windows, their rates and outcomes, and how the interval narrowed."""
-        rates, outcomes = (
-            [row["rate_qps_per_node"] for row in self.rows],
-            [row["outcome"] for row in self.rows],
-        )
+        rates = [row["rate_qps_per_node"] for row in self.rows]
+        outcomes = [row["outcome"] for row in self.rows]
         states = ", ".join(f"{outcomes.count(name)} {name}" for name in WORDS if name in outcomes)
         span = f"from {qps(min(rates))} to {qps(max(rates))} QPS per node"
         sentences = [f"{counted(len(rates), 'window')} {span}: {states}."]

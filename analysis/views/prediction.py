@@ -139,11 +139,8 @@ def _throughput(forecast: RateForecast) -> str:
 def _session_facts(
     forecast: predictions.SessionForecast, share: float | None, experiment: ExperimentFacts
 ) -> Iterator[Fact]:
-    met, most, blocked = (
-        forecast.replicas_per_session,
-        forecast.reusable_share_of_input,
-        forecast.blocked_share,
-    )
+    met, blocked = forecast.replicas_per_session, forecast.blocked_share
+    most = forecast.reusable_share_of_input
     hit = f"hit rate {'unknown' if share is None else f'{100 * share:.1f} %'} of the prompt tokens"
     hit += "" if most is None else f" (at most {100 * most:.1f} %)"
     waits = f"; {100 * blocked:.1f} % of the turns came before the answer before had ended" if blocked else ""

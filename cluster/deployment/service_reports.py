@@ -141,10 +141,10 @@ def check_router(
         time.sleep(AGAIN_S)
 
 
-def verdict(policy: str, figures: Mapping[str, Sequence[str]]) -> str:
+def verdict(policy: str, replicas_of: Mapping[str, Sequence[str]]) -> str:
     """One line on the replicas of each session in `seen`. Raises DeployError if they break the policy."""
-    met = [len(set(replicas)) for replicas in figures.values()]
-    mean, used = sum(met) / len(met), len({replica for each in figures.values() for replica in each})
+    met = [len(set(replicas)) for replicas in replicas_of.values()]
+    mean, used = sum(met) / len(met), len({replica for each in replicas_of.values() for replica in each})
     line = f"{mean:.2f} replicas per session, {used} in use"
     if policy in STICKY and max(met) > 1:
         raise DeployError(f"routing {policy} should keep sessions on their replicas: {line}; {REMEDY}")
