@@ -361,9 +361,8 @@ class _Fit:
         difference = (self.shares[1] - self.shares[0]) / self.unit
         squares = np.tensordot(weight, (difference[:, None, None, None] - expected) ** 2 / spread, 1)
         deviance = (squares - squares.min()) / noise.inflation
-        evidence = (
-            -(noise.freedom + 1) / 2 * np.log1p(deviance / noise.freedom) - np.log(spread).sum(axis=0) / 2
-        )
+        evidence = -(noise.freedom + 1) / 2 * np.log1p(deviance / noise.freedom)
+        evidence -= np.log(spread).sum(axis=0) / 2
         return np.asarray(evidence - (_STEPS**2)[:, None, None] / 2 - (_STEPS**2)[:, None] / 2)
 
 
@@ -384,16 +383,12 @@ def _mixed(known: Sequence[LimitRatio]) -> tuple[float, float, float]:
     """ln of the ratio of the capacities and its interval: the limits by weight, and how far they disagree."""
     weights = np.array([ratio.weight for ratio in known])
     weights = weights / weights.sum()
-    figures = np.log(
-        np.array([(ratio.estimate.value, *ratio.estimate.ends) for ratio in known], dtype=np.float64)
-    )
-    value, low, high = weights @ figures
-    between = NORMAL_975 * math.sqrt(float(weights @ (figures[:, 0] - value) ** 2))
-    return (
-        float(value),
-        float(value - math.hypot(value - low, between)),
-        float(value + math.hypot(high - value, between)),
-    )
+    figures = [(ratio.estimate.value, *ratio.estimate.ends) for ratio in known]
+    logs: Floats = np.log(np.array(figures, dtype=np.float64))
+    value, low, high = weights @ logs
+    between = NORMAL_975 * math.sqrt(float(weights @ (logs[:, 0] - value) ** 2))
+    down, up = math.hypot(value - low, between), math.hypot(high - value, between)
+    return float(value), float(value - down), float(value + up)
 
 
 def _correlation(pairs: Sequence[Pair], limit: Limit) -> float | None:
