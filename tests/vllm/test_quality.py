@@ -119,7 +119,7 @@ def _factor(name: str) -> np.float32:
 
 
 @pytest.fixture(scope="module")
-def asked(models: Models) -> Experiment:
+def experiment(models: Models) -> Experiment:
     """Prompts of real text: this model's tokenizer makes a token of every byte."""
     return load(
         [
