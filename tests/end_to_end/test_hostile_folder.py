@@ -201,6 +201,7 @@ def test_a_study_of_odd_kinds_is_one_line(
 
 CONFIGS = {
     "nested aliases": BOMB,
+    "nested aliases of empty texts": BOMB.replace("x", "''").partition("g: ")[0],
     "an alias of itself": "a: &a [*a]\n",
     "a merge of itself": "a: &a {<<: *a}\n",
     "deep": "[" * 100_000,

@@ -1,4 +1,4 @@
-"""Certificates of a file, and compressed bodies within a bound."""
+"""`conf.io.http_get`: certificates of a file, and answers within a bound."""
 
 import gzip
 import zlib
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from conf.io.http_get import MOST_CA_BYTES, Inflater, certificates, unpacked
+from conf.io.http_get import MOST_CA_BYTES, AskError, Inflater, ask, certificates, unpacked
 from tests.support.servers.certificates import self_signed
+from tests.support.servers.threaded_server import serving
 
 
 def test_only_certificates_are_taken(tmp_path: Path) -> None:
@@ -57,3 +58,10 @@ def test_what_cannot_be_unpacked_is_refused(body: bytes, encoding: str, why: str
 
 def test_a_plain_body_stays_as_it_is() -> None:
     assert unpacked(b"plain", "Identity", 3) == b"plain"
+
+
+def test_an_answer_is_not_read_beyond_its_bound() -> None:
+    with serving(lambda *_: (200, {}, b"a" * 1000)) as url:
+        assert len(ask(url, 10.0, most_bytes=2000).body) == 1000
+        with pytest.raises(AskError, match="longer than 900 bytes"):
+            ask(url, 10.0, most_bytes=900)
