@@ -186,7 +186,10 @@ def _with_words(tree: Tree, settings: Sequence[Word], choices: Mapping[str, str]
             tree = _with_named_file(tree, key)
     if kind == "simulated" and (renewed & {"engine", "model"} or keys & KERNEL_KEYS):
         tree = _over(tree, of_keys(settings, KERNEL_KEYS))
-        ratio = kernels.ratio(tree["engine"], tree.get("model", {}))
+        try:
+            ratio = kernels.ratio(tree["engine"], tree.get("model", {}))
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+            raise ConfigError(f"model.posterior: {reason(error)}") from error
         tree = overlaid(tree, {"engine": {"kernel_ratio": ratio and asdict(ratio)}})
     constants.check_kernels(tree, keys)
     for key in keys:

@@ -118,10 +118,10 @@ def _release_times(
         source = f"fitted to rows of {name} (python -m tests.benchmarks.evidence.releases)"
         return {time: _constant(releases[name][time], source) for time in RELEASE_LN_SD}
     no_aiter, times = release.endswith(WITHOUT_AITER), {}
-    alike = [own for name, own in releases.items() if name.endswith(WITHOUT_AITER) == no_aiter]
+    alike = [times_of for name, times_of in releases.items() if name.endswith(WITHOUT_AITER) == no_aiter]
     for time, ln_sd in RELEASE_LN_SD.items():
-        ln = sum(math.log(own[time][1]) for own in alike) / (len(alike) + fitted)
-        ln += math.log(AITER_SPEED[1]) if no_aiter and time == "step" else 0.0
+        own = math.log(AITER_SPEED[1]) if no_aiter and time == "step" else 0.0  # of those of the fit
+        ln = (sum(math.log(each[time][1]) for each in alike) + fitted * own) / (len(alike) + fitted)
         low, value, high = (math.exp(ln + side * Z95 * ln_sd) for side in (-1, 0, 1))
         times[time] = _constant((low, value, high), _AS_RELEASES)
     return times

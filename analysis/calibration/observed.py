@@ -73,7 +73,7 @@ class Observed:
 
 
 def observe(path: Path, load_experiment: Callable[[Path], Experiment]) -> Observed:
-    """Read a probe; `asked` makes a simulated experiment from its config.yaml.
+    """Read a probe; `load_experiment` makes a simulated experiment from its config.yaml.
 
     Raises RunError for a run that did not end, that failed, or that is no single load.
     """

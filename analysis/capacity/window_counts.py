@@ -22,7 +22,7 @@ PACE_TOKENS = 15
 OUTPUT_WORK = 2.0
 """Work of an output token in prompt tokens (the method, 4.2 step 5); a cached prompt token is no work."""
 PATH_MS = 100.0
-"""Real time outside the engine that a waiting request is granted where the clock is fast (our choice)."""
+"""Real time outside the engine that an answer in flight is granted where the clock is fast (our choice)."""
 ARRIVALS_VAR = {"poisson": 1.0, "gamma": 1.0, "constant": 0.0, "trace": 1.0}
 """Variance over mean of the number of arrivals, before burstiness; of a trace it is taken as Poisson's."""
 LOOK_BACK, LOOK_AHEAD = 132, 80
@@ -203,21 +203,30 @@ def request_work(requests: pa.Table, workload: Workload) -> Floats:
     return (prompt + OUTPUT_WORK * metrics.numbers(requests, "requested_output_tokens")) / mean
 
 
-def _age_over(requests: pa.Table, limit_ms: float, now_ns: int) -> Floats:
-    """Age in ms per row where it is over the limit, else nan.
+def _path_ms(requests: pa.Table) -> Floats:
+    """Most ms per row that a fast clock adds to the times of an answer in flight.
 
-    A fast clock multiplies in an age, unlike in a TTFT, what lies outside the engine: less `PATH_MS` of it.
+    It multiplies what lies outside the engine too, and the engine reports its own times at the end alone.
     """
-    age_ms = (now_ns - metrics.numbers(requests, "due_ns")) / metrics.NS_PER_MS
-    age_ms -= PATH_MS * (metrics.time_scale(requests) - 1)
+    return PATH_MS * (metrics.time_scale(requests) - 1)
+
+
+def _age_over(requests: pa.Table, limit_ms: float, now_ns: int) -> Floats:
+    """Age in ms per row where it is over the limit, else nan."""
+    age_ms = (now_ns - metrics.numbers(requests, "due_ns")) / metrics.NS_PER_MS - _path_ms(requests)
     return np.where(age_ms > limit_ms, age_ms, np.nan)
 
 
 def ttft_so_far(requests: pa.Table, limit_ms: float, now_ns: int) -> Floats:
-    """TTFT in ms per row; of one that still waits its age once that is over the limit, else nan."""
+    """TTFT in ms per row; of one that still waits its age once that is over the limit, else nan.
+
+    Also nan for an answer in flight whose first token is over the limit by the path alone, maybe.
+    """
     pending = metrics.status_in(requests, records.PENDING)
     first_ms = metrics.token_offset_ns(requests, "first") / metrics.NS_PER_MS
-    waits = np.where(np.isnan(first_ms), _age_over(requests, limit_ms, now_ns), first_ms)
+    unsure = (first_ms > limit_ms) & (first_ms - _path_ms(requests) <= limit_ms)
+    come_ms = np.where(unsure, np.nan, first_ms)
+    waits = np.where(np.isnan(first_ms), _age_over(requests, limit_ms, now_ns), come_ms)
     return np.where(pending, waits, metrics.ttft(requests))
 
 

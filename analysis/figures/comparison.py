@@ -218,7 +218,7 @@ class GateIntervals(Exhibit):
 
     name = "quality_gate"
     title = "Both intervals, prompt after prompt"
-    source = "quality-b.parquet: divergence_nats by prompt and pair"
+    source = "answers.parquet of A and B: tokens, log_probabilities"
 
     def __init__(self, subject: GateEvidence) -> None:
         self.verdict = subject.verdict
@@ -271,7 +271,7 @@ class GatePositions(Exhibit):
 
     name = "quality_positions"
     title = "Divergence along an answer"
-    source = "quality-b.parquet: divergence_nats by position and pair"
+    source = "answers.parquet of A and B: tokens, log_probabilities"
 
     def __init__(self, subject: GateEvidence) -> None:
         self.verdict = subject.verdict

@@ -156,7 +156,7 @@ class Pareto(Exhibit):
         config = data.run.config
         if reason := UNKNOWN_GPUS.get(config.engine.kind):
             raise NoData(reason)
-        requests = data.requests.select(COLUMNS)
+        made = OutputTokens(data.requests.select(COLUMNS))
         self.rows = []
         for window in data.valid_by_rate:
             tpot_ms = quantile(window.latency_ms["tpot"], 0.5)
@@ -169,7 +169,7 @@ class Pareto(Exhibit):
                     "window": window.window.index,
                     "rate_qps_per_node": window.rate,
                     "interactivity_median_tok_per_s_user": 1e3 / tpot_ms,
-                    "output_tok_per_s_gpu": output_tokens(requests, start, end) / (end - start) / gpus,
+                    "output_tok_per_s_gpu": made.within(start, end) / (end - start) / gpus,
                     "gpus": gpus,
                     "outcome": data.outcome(window.line),
                 }
@@ -211,19 +211,27 @@ def _named(x: list[float], y: list[float]) -> list[int]:
     return kept
 
 
-def output_tokens(requests: pa.Table, start_s: float, end_s: float) -> float:
-    """Output tokens of whole answers that came in a stretch, whichever window their requests were due in.
+class OutputTokens:
+    """Output tokens of whole answers, and when they came: evenly between the first and the last.
 
-    They come evenly between the first and the last, a single one with the first. By due time an overloaded
-    service would seem to make more in a window than its GPUs can.
+    A single one comes with the first. By due time an overloaded service would seem to make more in a window
+    than its GPUs can.
     """
-    rows = requests.filter(pa.array(metrics.status_in(requests, "ok")))
-    due = metrics.numbers(rows, "due_ns")
-    first, last = ((due + metrics.token_offset_ns(rows, name)) / NS for name in ("first", "last"))
-    span, inside = last - first, np.minimum(last, end_s) - np.maximum(first, start_s)
-    part = np.where(span > 0, np.clip(inside, 0, None) / np.where(span > 0, span, 1), 0.0)
-    began = (first >= start_s) & (first < end_s)
-    return float(np.nansum(metrics.numbers(rows, "output_tokens") * np.where(span > 0, part, began)))
+
+    def __init__(self, requests: pa.Table) -> None:
+        rows = requests.filter(pa.array(metrics.status_in(requests, "ok")))
+        due = metrics.numbers(rows, "due_ns")
+        self._first_s = (due + metrics.token_offset_ns(rows, "first")) / NS
+        self._last_s = (due + metrics.token_offset_ns(rows, "last")) / NS
+        self._tokens = metrics.numbers(rows, "output_tokens")
+
+    def within(self, start_s: float, end_s: float) -> float:
+        """Those that came in a stretch, whichever window their requests were due in."""
+        first, last = self._first_s, self._last_s
+        span, inside = last - first, np.minimum(last, end_s) - np.maximum(first, start_s)
+        part = np.where(span > 0, np.clip(inside, 0, None) / np.where(span > 0, span, 1), 0.0)
+        began = (first >= start_s) & (first < end_s)
+        return float(np.nansum(self._tokens * np.where(span > 0, part, began)))
 
 
 BEYOND = 2.0

@@ -34,6 +34,8 @@ WINDOWS = ("window", "window_done", *OVER, END)
 """Events that begin or end a window."""
 READ_BYTES = 2**23
 """Newest bytes of a file that are read; a log of a thousand windows has half of that (our choice)."""
+MOST_EVENTS = 20_000
+"""Newest lines of a log that are read; a log of a thousand windows has fewer (our choice)."""
 MOST_LINE = 2**18
 """Bytes of a line; an event of ours has at most some ten thousand (our choice)."""
 MOST_LETTERS, MOST_MEMBERS, MOST_DEPTH = 500, 100, 8
@@ -68,7 +70,10 @@ def run_snapshot(path: Path) -> Snapshot:
     if newest.get("event") == "window" and newest.get("index") == now.get("index"):
         snapshot = snapshot.after({**now, "event": KIND})
     run_id, verb = (str(manifest.get(key, "")) for key in ("run_id", "verb"))
-    state, nodes = replace(snapshot.state, run_id=run_id, verb=verb), _nodes(path, *_stamps(path, CONFIG))
+    state, nodes = (
+        replace(snapshot.state, run_id=run_id, verb=verb),
+        _nodes(path, *_stamps(path, CONFIG, MANIFEST, SWEEP)),
+    )
     ended = has_ended and (path / SWEEP).exists()
     ending = _ending(path, _object(_tail(path / SWEEP)).get("exit_code")) if ended else None
     return replace(snapshot, state=state, nodes=nodes, heard_s=_heard_s(path)).concluded(ending)
@@ -158,7 +163,7 @@ def _tail(path: Path) -> bytes:
 
 def events_of(log: bytes) -> list[Event]:
     """The events in the whole lines of a log, their texts printable and short."""
-    trees = [_object(line) for line in log.split(b"\n")[:-1] if len(line) <= MOST_LINE]
+    trees = [_object(line) for line in log.split(b"\n")[:-1][-MOST_EVENTS:] if len(line) <= MOST_LINE]
     return [tree for tree in trees if isinstance(tree.get("event"), str)]
 
 
@@ -187,7 +192,7 @@ def _within(tree: Any, depth: int) -> Any:
 
 
 @lru_cache(maxsize=MOST_PARTS)
-def _nodes(run: Path, _config: object) -> int | None:
+def _nodes(run: Path, *_files: object) -> int | None:
     """Nodes that the rates of a run are divided by; None where its configuration cannot be read."""
     try:
         return load_run(run).config.cluster.nodes

@@ -17,13 +17,13 @@ AXIS_MARGIN = 0.1
 """Part of an axis left free on each side of the widest interval (our choice)."""
 
 
-def screen(state: LiveState, width: int, height: int, far: WindowSoFar | None = None) -> list[str]:
+def screen(state: LiveState, width: int, height: int, newest: WindowSoFar | None = None) -> list[str]:
     """The screen as at most `height` lines of at most `width` columns; `seen` is the newest running window.
 
     The windows that are over have what room the rest leaves, the newest of them first to stay.
     """
     width = max(width, LEAST_WIDTH)
-    above = [*_phase(state, far, width), *_running(state.now, width), *_belief(state, width)]
+    above = [*_phase(state, newest, width), *_running(state.now, width), *_belief(state, width)]
     below = [line for text in state.log[-LINES_OF_LOG:] for line in _wrapped(text, width)][-LINES_OF_LOG:]
     room = height - len(above) - len(below) - 3
     table = _windows(state.windows[-room:], width) if room > 0 and state.windows else []
@@ -104,21 +104,21 @@ def _told(done: DoneWindow, key: str) -> str:
     return f" {figure(done.latencies_p90_ms[key], 1)} ms" if key in done.latencies_p90_ms else ""
 
 
-def _phase(state: LiveState, far: WindowSoFar | None, width: int) -> Iterator[str]:
+def _phase(state: LiveState, newest: WindowSoFar | None, width: int) -> Iterator[str]:
     name = " ".join(filter(None, (state.verb, state.run_id)))
     if name:
         yield name
-    if far is not None and far.budget_s:
-        yield budget_bar(far.elapsed_s, far.budget_s, width)
-    yield from _wrapped(f"{_of_about(state, far)}{state.phase}", width)
+    if newest is not None and newest.budget_s:
+        yield budget_bar(newest.elapsed_s, newest.budget_s, width)
+    yield from _wrapped(f"{_of_about(state, newest)}{state.phase}", width)
 
 
-def _of_about(state: LiveState, far: WindowSoFar | None) -> str:
+def _of_about(state: LiveState, newest: WindowSoFar | None) -> str:
     """The number of the running window and about how many there will be, at the pace so far."""
     done = len(state.windows)
-    if state.now is None or far is None or not far.budget_s or not done or far.elapsed_s <= 0:
+    if state.now is None or newest is None or not newest.budget_s or not done or newest.elapsed_s <= 0:
         return ""
-    to_come = (far.budget_s - far.elapsed_s) * done / far.elapsed_s
+    to_come = (newest.budget_s - newest.elapsed_s) * done / newest.elapsed_s
     return f"window {done + 1} of about {done + max(1, round(to_come))}: "
 
 

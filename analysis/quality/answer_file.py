@@ -17,6 +17,8 @@ from analysis.rows import parquet
 FILE = "answers.parquet"
 MOST_ANSWERS = 100_000
 """Most answers of a file that are read: a hundred default budgets (our choice)."""
+MOST_BYTES = 2**30
+"""Most bytes of a file's columns, unpacked: the largest budget has four fifths of them (our choice)."""
 
 SCHEMA_VERSION = 1
 ANSWERS = parquet.described("answers", SCHEMA_VERSION)
@@ -52,8 +54,11 @@ def read(path: Path) -> list[AnswerRecord]:
     """The answers of a file. Raises OSError, ArrowException or ValueError for what is no such file."""
     file = pq.ParquetFile(path)
     parquet.refuse_foreign(path, file.schema_arrow, SCHEMA_VERSION, "answers", ANSWERS.names)
-    if file.metadata.num_rows > MOST_ANSWERS:
-        raise ValueError(f"{path} has {file.metadata.num_rows} rows; at most {MOST_ANSWERS} are read")
+    meta = file.metadata
+    size = sum(meta.row_group(group).total_byte_size for group in range(meta.num_row_groups))
+    if meta.num_rows > MOST_ANSWERS or size > MOST_BYTES:
+        most = f"{MOST_ANSWERS} of {MOST_BYTES}"
+        raise ValueError(f"{path} has {meta.num_rows} rows of {size} bytes; at most {most} are read")
     table = file.read(columns=ANSWERS.names).cast(ANSWERS)
     try:
         return [_recorded(row) for row in table.to_pylist()]
@@ -61,13 +66,13 @@ def read(path: Path) -> list[AnswerRecord]:
         raise ValueError(f"{path} is no table of answers: {error}") from error
 
 
-def _row(prediction: AnswerRecord) -> dict[str, Any]:
-    row = {name: getattr(prediction, name) for name in ("prompt", "digest", "repeat", "error", "text")}
-    if prediction.answer is None:
+def _row(record: AnswerRecord) -> dict[str, Any]:
+    row = {name: getattr(record, name) for name in ("prompt", "digest", "repeat", "error", "text")}
+    if record.answer is None:
         return row
-    alternatives = prediction.answer.alternatives
+    alternatives = record.answer.alternatives
     return row | {
-        "tokens": prediction.answer.tokens,
+        "tokens": record.answer.tokens,
         "alternatives": [len(likely) for likely in alternatives],
         "alternative_ids": [token for likely in alternatives for token in likely],
         "log_probabilities": [nats for likely in alternatives for nats in likely.values()],

@@ -178,7 +178,7 @@ def ttft(requests: pa.Table) -> Floats:
 
 
 def ttft_from_send(requests: pa.Table) -> Floats:
-    """The same from the actual send: blind to a late client, for comparison with other tools."""
+    """First read with an output token, from the actual send: blind to a late client, as other tools are."""
     sent = numbers(requests, "send_offset_ns") / time_scale(requests)
     return _judged(requests, (token_offset_ns(requests, "first") - sent) / NS_PER_MS)
 

@@ -36,12 +36,15 @@ def described(
 ) -> pa.Schema:
     """The schema of a file by its columns in columns.csv, with unit and meaning in each field's metadata.
 
-    `version` is that which the file states; `kinds` are types that only this file has.
+    `version` is that which the file states; `kinds` are types that only this file has. Raises KeyError for a
+    file that the table does not have.
     """
     fields = []
     for row in (row for row in _columns() if row["file"] == file):
         said = {key: row[name] for key, name in (("unit", "unit"), ("doc", "meaning")) if row[name]}
         fields.append(pa.field(row["column"], _type(row["type"], kinds), metadata=said or None))
+    if not fields:
+        raise KeyError(file)
     return pa.schema(fields, metadata=version and {"schema_version": str(version)})
 
 

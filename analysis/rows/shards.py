@@ -108,7 +108,7 @@ def plan_files(path: Path) -> list[Path]:
 
 
 def series(path: Path, file: str, schema: pa.Schema, source: str, shards: Sequence[Shard]) -> pa.Table:
-    """A series of an ended run (`file`) and what the shards that were `found` of a killed session add.
+    """A series of an ended run (`file`) and what the `shards` of a killed session add.
 
     A row is known by its `source` (a column) and its time.
     """

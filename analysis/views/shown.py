@@ -112,11 +112,11 @@ def table_lines(table: Table) -> list[str]:
     from rich.cells import cell_len
 
     rows = [[printable(str(cell)) for cell in row] for row in (table.heads, *table.rows)]
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    widths, looks = [max(map(cell_len, column)) for column in zip(*rows, strict=True)], table.looks
     lines = [f"{INDENT}{table.title}"] if table.title else []
     for row in rows:
         gaps = (" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True))
-        cells = zip(row, gaps, table.looks, strict=True)
+        cells = zip(row, gaps, looks, strict=True)
         padded = (f"{gap}{cell}" if look == "number" else f"{cell}{gap}" for cell, gap, look in cells)
         lines.append(f"{INDENT}{INDENT}{'  '.join(padded).rstrip()}")
     return [*lines, *([f"{INDENT}{table.note}"] if table.note else [])]

@@ -104,7 +104,7 @@ class ServeState:
         for before, after in zip(_sorted(self), _sorted(now), strict=False):
             if (before.replica_id, before.pid, before.node) != (after.replica_id, after.pid, after.node):
                 return f"{before.deployment} {before.replica_id} is another process now"
-        others, later = (len(state.replicas) - len(state.engines) for state in (self, now))
+        others, later = (len(each.replicas) - len(each.engines) for each in (self, now))
         if others != later:
             return f"{later} other replicas instead of {others}"
         if self.fronts != now.fronts:

@@ -142,7 +142,7 @@ def check_router(
 
 
 def verdict(policy: str, replicas_of: Mapping[str, Sequence[str]]) -> str:
-    """One line on the replicas of each session in `seen`. Raises DeployError if they break the policy."""
+    """One line on the replicas of each session. Raises DeployError if they break the policy."""
     met = [len(set(replicas)) for replicas in replicas_of.values()]
     mean, used = sum(met) / len(met), len({replica for each in replicas_of.values() for replica in each})
     line = f"{mean:.2f} replicas per session, {used} in use"

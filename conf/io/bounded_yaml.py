@@ -1,7 +1,7 @@
 """Reads YAML, any of it, within bounds of time and memory, also if it refers to itself."""
 
 import re
-from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +22,8 @@ _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 class LOADER(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """That of libyaml where it is there, which is six times as fast.
 
-    8e9 is a number and a date a text; a set, and a key that is there twice, are errors.
+    8e9 is a number and a date a text. What JSON has not, such as a set, and a key that is there twice are
+    errors.
     """
 
     yaml_implicit_resolvers: ClassVar = {
@@ -34,13 +35,22 @@ class LOADER(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
         nodes = [node]
         for each in nodes:  # `refuse_large` bounds their number, aliases expanded
             if isinstance(each, yaml.MappingNode):
-                keys = Counter(key.value for key, _ in each.value if isinstance(key, yaml.ScalarNode))
-                if twice := next((key for key, count in keys.items() if count > 1), None):
-                    raise yaml.constructor.ConstructorError(problem=f"found duplicate key {twice}")
+                _refuse_twice(key for key, _ in each.value if isinstance(key, yaml.ScalarNode))
                 nodes += [value for _, value in each.value]
             elif isinstance(each, yaml.SequenceNode):
                 nodes += each.value
         return super().construct_document(node)
+
+
+def _refuse_twice(keys: Iterable[yaml.ScalarNode]) -> None:
+    """Raise ConstructorError for a key that a mapping has twice, which is not quoted: it may be a secret."""
+    seen = set[str]()
+    for key in keys:
+        if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+            raise yaml.constructor.ConstructorError(
+                problem="a key is there twice", problem_mark=key.start_mark
+            )
+        seen.add(key.value)
 
 
 class DUMPER(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -49,7 +59,8 @@ class DUMPER(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mis
 
 for _class in (LOADER, DUMPER):
     _class.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
-LOADER.add_constructor("tag:yaml.org,2002:set", LOADER.construct_undefined)
+for _kind in ("set", "timestamp", "binary", "omap", "pairs"):
+    LOADER.add_constructor(f"tag:yaml.org,2002:{_kind}", LOADER.construct_undefined)
 
 
 class TooLargeError(ValueError):
@@ -63,7 +74,10 @@ def read(text: str) -> Any:
     yaml.YAMLError or ValueError for one that is no YAML.
     """
     refuse_large(text)
-    return yaml.load(text, LOADER)
+    try:
+        return yaml.load(text, LOADER)
+    except LookupError:  # of the library, which quotes the value
+        raise ValueError("a value is not of the kind that its tag says") from None
 
 
 def refuse_large(text: str) -> None:

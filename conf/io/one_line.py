@@ -154,9 +154,12 @@ def plain(tree: Any) -> Any:
 
 
 def last_line(error: Exception) -> str:
-    """The last line of an error, which in a remote one is the original error."""
+    """The last line of an error, which in a remote one is the original error.
+
+    Without the causes that Ray lists for every death.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return lines[-1].partition(" Some common causes")[0] if lines else type(error).__name__
 
 
 def reason(error: BaseException) -> str:

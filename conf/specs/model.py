@@ -101,7 +101,7 @@ class StepTime:
     layout_scale: Constant = Constant(1.0, "ratio", "none in runs saved before it was known")
 
 
-SAME = Constant(1.0, "ratio", "the kernels of the fit")
+SAME = Constant(1.0, "ratio", "as in the fit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,8 @@ class Posterior:
     and `hardware` the GPUs, the first one those of the measurements. Whatever else is predicted with these
     constants is a transfer (`conf.transfers`). `releases` are engines of which other rows were published, by
     name or minor version: value, low and high of `launch` and `step` of their `KernelRatio`. `paces` has
-    what stands for `hardware.efficiency.compute` on GPUs that others were compared with (by default its own
-    value). `correlations[a][j]` is the correlation of the normals behind
+    what stands for `hardware.efficiency.compute` on GPUs that others were compared with (by default 1 on the
+    GPUs of the fit, else its own value). `correlations[a][j]` is the correlation of the normals behind
     ln of the constants with config key a and the j-th key. Constants of the hardware are correlated on the
     named `hardware` only; elsewhere they have their own intervals.
     """

@@ -159,7 +159,8 @@ def guess_qps(experiment: Experiment) -> float | None:
     """QPS per node by the roofline; None if the hardware is unknown."""
     if experiment.engine.kind == "vllm_cpu":
         return CPU_GUESS_QPS  # the roofline is that of an accelerator
-    return node.guess_qps(experiment.workload, experiment.model, experiment.hardware, experiment.layout)
+    machine = experiment.model, experiment.hardware, experiment.layout
+    return node.guess_qps(experiment.workload, *machine, getattr(experiment.engine, "kernel_ratio", None))
 
 
 def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, PlacingPrediction | None]:

@@ -374,9 +374,9 @@ class LoadFeed:
 
     def evidence_in(self, window: Window) -> WindowEvidence:
         """What the load actors show of a window that is over; earlier samples are forgotten."""
-        health = health_of(self.samples, window, self.missing_actors(), self.plan.replicas)
+        evidence = health_of(self.samples, window, self.missing_actors(), self.plan.replicas)
         self.samples = [sample for sample in self.samples if sample["clock_ns"] > window.window_start_ns]
-        return health
+        return evidence
 
     def _take(self, observation: Observation) -> None:
         self.reported(observation.ended)

@@ -87,7 +87,7 @@ class Windows:
         for index in indices:
             old = self.outcomes[index]
             evidence = dataclasses.replace(old.evidence, loss=reason)
-            self.outcomes[index] = dataclasses.replace(old, evidence=evidence)
+            self.outcomes[index], self._claim = dataclasses.replace(old, evidence=evidence), None
             self.ledger.touched.add(index)
 
     def add(
@@ -100,6 +100,7 @@ class Windows:
             measured = self._guiding(measured, now_ns)
         self.recount(now_ns)
         self.outcomes.append(measured)
+        self._claim = None
         self._report(measured, now_ns, elapsed_s)
 
     def recount(self, now_ns: int) -> None:

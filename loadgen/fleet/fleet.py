@@ -196,12 +196,13 @@ class LoadFleet:
         reasons = set[str]()
         while missing:
             try:
-                self._add(missing[:1])  # one by one: a host that takes none must not hinder the others
+                self._add(missing[:1])
                 del missing[0]
             except (ActorError, TimeoutError, FleetError) as error:  # a host that is back soon has room
                 if (reason := str(error) or f"no room within {READY_TIMEOUT_S:g} s") not in reasons:
                     reasons.add(reason)
                     self.cannot_start(reason)
+                missing.append(missing.pop(0))  # a host that takes none must not hinder the others
                 if time.monotonic() > deadline:
                     return False
                 time.sleep(POLL_S)

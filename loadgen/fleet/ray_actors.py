@@ -44,11 +44,11 @@ class RayReply:
         except GetTimeoutError as error:
             raise TimeoutError from error
         except ActorUnavailableError as error:
-            raise ActorUnreachableError(_why(error)) from error
+            raise ActorUnreachableError(last_line(error)) from error
         except RayTaskError as error:
-            raise ActorFailedError(_why(error)) from error
+            raise ActorFailedError(last_line(error)) from error
         except RayError as error:
-            raise ActorError(_why(error)) from error
+            raise ActorError(last_line(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,3 @@ def _on(node: str, task: object, *words: object) -> object:
 
 def _read(folder: Path, stem: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob(f"{stem}.*arrow")}
-
-
-def _why(error: RayError) -> str:
-    """What Ray says of an error, without the causes that it lists for every death."""
-    return last_line(error).partition(" Some common causes")[0]

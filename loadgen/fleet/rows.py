@@ -115,8 +115,8 @@ class Planned:
     closed: bool = False
 
 
-_ABSENT = {metric.name for metric in fields(ArrivalSchedule) if metric.default is None} - {"line"}
-OPTIONAL = {metric.name: metric.default for metric in fields(Planned) if metric.name in _ABSENT}
+_ABSENT = {column.name for column in fields(ArrivalSchedule) if column.default is None} - {"line"}
+OPTIONAL = {column.name: column.default for column in fields(Planned) if column.name in _ABSENT}
 """Columns that a schedule may lack, in the order of `Planned`, and what stands for them then."""
 COLUMNS = {
     name: {"session_id": "session"}.get(name, name.removeprefix("requested_"))

@@ -56,7 +56,7 @@ class LostActor:
 class Observation:
     """Requests that ended since the last call and those in flight (`records.PROGRESS`).
 
-    `health` has a row per load actor and second since then (`series.CLIENTS`), `lost_actors` are all so far
+    `health` has a row per load actor and second since then (`records.CLIENTS`), `lost_actors` are all so far
     in order; rows that one left on disk may have been reported before. `silent_actors` are those whose host
     cannot be reached now; their rows in flight are as last known.
     """

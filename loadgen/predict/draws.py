@@ -119,7 +119,7 @@ def _owner(experiment: Experiment, path: str) -> tuple[str, tuple[str, ...]]:
     fit, name = experiment.model.posterior, experiment.hardware.name
     if path.startswith(HARDWARE):
         fitted = path in fit.correlations and name in fit.hardware
-        owner = min(fit.hardware) if fitted else name
+        owner = fit.hardware[0] if fitted else name
         return owner, tuple(f"{HARDWARE}{field.name}" for field in fields(Efficiency))
     if path == DEPLOYMENT_SCALE:
         return "", (path,)

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from analysis.rows import records
-from conf.io.http_get import DEFAULT_ACCESS, Access, AskError, RedirectError, ask
+from conf.io.http_get import DEFAULT_ACCESS, Access, AskError, HttpAnswer, RedirectError, ask
 from conf.io.one_line import one_line
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.jobs import PowerSource
@@ -122,6 +122,7 @@ class Scraper(_Sampler):
         self._urls, self._clock_ns, self._access = dict(urls), clock_ns, access
         self._tls = access.tls() if any(url.startswith("https:") for url in urls.values()) else None
         self._absent_until_ns: dict[str, int] = {}
+        self._asking: dict[str, threading.Thread] = {}
 
     def follow(self, urls: Mapping[str, str]) -> None:
         """Sample these from now on."""
@@ -140,24 +141,25 @@ class Scraper(_Sampler):
     def _sample(self) -> None:
         """One row of every server, all asked at once; one that is late delays nobody's next sample."""
         clock_ns, at_us = self._clock_ns(), time.time_ns() // 1000
-        rows: dict[str, dict[str, Any]] = {
-            name: {"replica": name, "error": f"no answer within {TIMEOUT_S:g} s"}
-            for name in self._urls
+        due = {
+            name: url
+            for name, url in self._urls.items()
             if self._absent_until_ns.get(name, clock_ns) <= clock_ns
         }
-        urls = self._urls
-
-        def ask_one(name: str) -> None:
-            rows[name] = self._ask(name, urls[name], clock_ns) or rows[name]
-
-        threads = [threading.Thread(target=ask_one, args=(name,), daemon=True) for name in rows]
-        for thread in threads:
-            thread.start()
+        answers: dict[str, HttpAnswer | AskError] = {}
+        for name, url in due.items():
+            if name not in self._asking or not self._asking[name].is_alive():  # a look-up may take long
+                asking = threading.Thread(target=self._ask, args=(name, url, answers), daemon=True)
+                self._asking[name] = asking
+                asking.start()
         deadline_s = time.monotonic() + self._timeout_s
-        for thread in threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
-        sampled = [{"at": at_us, "clock_ns": clock_ns, **row} for row in list(rows.values())]
-        self._shard.append(pa.RecordBatch.from_pylist(sampled, schema=records.SERVER))
+        for name in due:
+            self._asking[name].join(max(0.0, deadline_s - time.monotonic()))
+        rows = [
+            {"at": at_us, "clock_ns": clock_ns, **self._row(name, url, answers.get(name), clock_ns)}
+            for name, url in due.items()
+        ]
+        self._shard.append(pa.RecordBatch.from_pylist(rows, schema=records.SERVER))
         self._write(self._shard.flush)
 
     def _ends_before_tick(self) -> bool:
@@ -169,22 +171,31 @@ class Scraper(_Sampler):
                 return True
         return self._ended.is_set()
 
-    def _ask(self, name: str, url: str, clock_ns: int) -> dict[str, Any] | None:
-        """A server's figures, or why there are none; None if it is late."""
+    def _ask(self, name: str, url: str, answers: dict[str, HttpAnswer | AskError]) -> None:
+        """Put the answer of a server among the others, in a thread of its own."""
         try:
-            answer = ask(url, self._timeout_s, access=self._access, most_bytes=MOST_BYTES, tls=self._tls)
-            replica = self._plain(answer.names.get(REPLICA_ID, name))
-            if not answer.is_success:
-                self._refused(name, url, answer.status, clock_ns)
-                return {"replica": replica, "error": f"HTTP {answer.status}"}
-            return {"replica": replica, **page_figures(answer.body.decode(errors="replace"))}
-        except RedirectError as error:
-            self._refused(name, url, error.status, clock_ns)
-            return {"replica": name, "error": f"HTTP {error.status}"}
+            answers[name] = ask(
+                url, self._timeout_s, access=self._access, most_bytes=MOST_BYTES, tls=self._tls
+            )
         except AskError as error:
-            late = isinstance(error.__cause__, TimeoutError)
-            return None if late else {"replica": name, "error": self._plain(str(error))}
-        except Exception as error:  # noqa: BLE001  the boundary of a request: whatever came, the run goes on
+            answers[name] = error
+
+    def _row(
+        self, name: str, url: str, answer: HttpAnswer | AskError | None, clock_ns: int
+    ) -> dict[str, Any]:
+        """A server's figures, or why there are none."""
+        if answer is None or isinstance(answer, AskError) and isinstance(answer.__cause__, TimeoutError):
+            return {"replica": name, "error": f"no answer within {TIMEOUT_S:g} s"}
+        if isinstance(answer, HttpAnswer):
+            name = self._plain(answer.names.get(REPLICA_ID, name))
+        elif not isinstance(answer, RedirectError):
+            return {"replica": name, "error": self._plain(str(answer))}
+        if isinstance(answer, RedirectError) or not answer.is_success:
+            self._refused(name, url, answer.status, clock_ns)
+            return {"replica": name, "error": f"HTTP {answer.status}"}
+        try:
+            return {"replica": name, **page_figures(answer.body.decode(errors="replace"))}
+        except Exception as error:  # noqa: BLE001  the boundary of an answer: whatever came, the run goes on
             return {"replica": name, "error": self._plain(f"{type(error).__name__}: {error}")}
 
     def _plain(self, text: str) -> str:

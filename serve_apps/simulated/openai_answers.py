@@ -19,7 +19,7 @@ JSON_TYPE = b"application/json"
 SSE_TYPE = b"text/event-stream; charset=utf-8"
 METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 TIME_SCALE = b"x-time-scale"
-"""Headers of an engine whose clock is not the real one: its speed, and its time at the request's arrival."""
+"""Header of an engine whose clock is not the real one: its speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class OpenAiAnswer:
         self._last = self._chunk("length")
 
     def tokens(self, sent: int, count: int) -> bytes:
-        """The SSE events of tokens `seen` to `count` - 1 (from 0); the first brings a chat's role along."""
+        """The SSE events of tokens `sent` to `count` - 1 (from 0); the first brings a chat's role along."""
         role = self._role() if self.request.chat and not sent else b""
         if self.request.usage_in_each:
             last = self.request.output_tokens

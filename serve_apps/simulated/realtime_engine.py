@@ -38,7 +38,7 @@ class Stream:
         self._failure: str | None = None
 
     async def more_than(self, sent: int) -> int:
-        """Wait for more than `seen` tokens and return how many there are. Raises EngineDead."""
+        """Wait for more than `sent` tokens and return how many there are. Raises EngineDead."""
         while len(self.emitted_s) <= sent:
             await self._change()
         return len(self.emitted_s)

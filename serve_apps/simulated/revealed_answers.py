@@ -31,7 +31,7 @@ class RevealedAnswer(OpenAiAnswer):
         self._offsets += list(accumulate(lengths, initial=self._offsets[-1]))[1:]
 
     def tokens(self, sent: int, count: int) -> bytes:
-        """The SSE events of tokens `seen` to `count` - 1 (from 0), each with its token."""
+        """The SSE events of tokens `sent` to `count` - 1 (from 0), each with its token."""
         self.write(count)
         return b"".join(self._event(place) for place in range(sent, count))
 

@@ -1,5 +1,4 @@
-"""The ASGI application of a simulated engine: OpenAI's paths, with the engine's time in-band where its clock
-is not the real one."""
+"""The ASGI application of a simulated engine: OpenAI's paths, the engine's own times in the last event."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping

@@ -159,7 +159,10 @@ class RemotePrompts:
             taken_s, tokens = await stream.blocks_taken()
             computed = await asyncio.shield(call.computed)
             stream.prompt = computed.steps
-            end_s = self._link.end_s(computed.begun_s, computed.at_s, taken_s, tokens)
+            computed_s = (
+                computed.at_s if self._write else taken_s
+            )  # what is read was computed before, by any clock
+            end_s = self._link.end_s(computed.begun_s, computed_s, taken_s, tokens)
             self._engine.kv_arrived(stream, end_s)
             await self._engine.until(end_s)
         except Exception as error:  # noqa: BLE001  whatever it is, the client must not wait for ever

@@ -120,7 +120,9 @@ def ln_ratio(values: dict[str, float]) -> float:
         batch.add_chunk(PROMPT_TOKENS, 0)
         terms = cost.terms(batch)
         computed = terms[3] + terms[4] + terms[8]
-        seconds.append(sum(terms) - computed + computed * experiment.model.posterior.paces[gpu] / pace)
+        seconds.append(
+            sum(terms) - computed + computed * experiment.model.posterior.paces.get(gpu, 1.0) / pace
+        )
     return math.log(seconds[0] / seconds[1])
 
 

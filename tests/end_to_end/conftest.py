@@ -34,21 +34,10 @@ def nothing_left() -> Iterator[None]:
 @pytest.fixture
 def on_standing(standing: "Session", monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in this process deploy in the session that stands."""
-    opens(monkeypatch, standing)
+    monkeypatch.setattr("loadgen.cli.deployment.open_session", lambda *_, **__: nullcontext(standing))
 
 
 @pytest.fixture(scope="module")
 def ray_session(shared_session: SharedSession) -> "Session":
     """Ray with Serve behind HAProxy: a head for load actors and two fake nodes of eight GPUs."""
     return shared_session.fake()
-
-
-@pytest.fixture
-def on_ray_session(ray_session: "Session", monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in this process find that session open."""
-    opens(monkeypatch, ray_session)
-
-
-def opens(monkeypatch: pytest.MonkeyPatch, session: "Session") -> None:
-    """Commands in this process open this session."""
-    monkeypatch.setattr("loadgen.cli.deployment.open_session", lambda *_, **__: nullcontext(session))

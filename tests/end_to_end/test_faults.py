@@ -292,10 +292,13 @@ def test_errors_among_answers_count_against_the_bound(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_server_that_refuses_connections_or_hangs_is_a_lost_target(tmp_path: Path) -> None:
     with serving(lambda _: [head(), 600.0]) as server:
-        for url, state in (("http://127.0.0.1:9", "conn_error"), (server.url, "timeout")):
+        for url, state, cause in (
+            ("http://127.0.0.1:9", "conn_error", "Refused"),
+            (server.url, "timeout", ""),
+        ):
             tree, folder = measure(tmp_path / state, url, searched, ["fleet.request_timeout_s=3"])
-            assert tree["exit_code"] == summary.EXIT_TARGET
-            assert set(check_rows(folder)) <= {state, "missed"}
+            assert tree["exit_code"] == summary.EXIT_TARGET and cause in tree["reason"]
+            assert {state} <= set(check_rows(folder)) <= {state, "missed"}
 
 
 @pytest.mark.slow

@@ -1,12 +1,15 @@
 """What tests stand on: no void counts as green, a stopped command goes on, toy services serve as they say."""
 
+import subprocess
+import sys
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 from analysis.results import summary
-from tests.support.machine import tries
+from tests.support.machine import stutter, tries
 from tests.support.search.scenarios import truths
 from tests.support.virtual.shared_processor import SharedProcessor, step_s
 from tests.support.virtual.toy_services import OneAtATime, waits_longer
@@ -48,6 +51,26 @@ def test_a_reason_that_no_busy_machine_gives_fails_at_once(tree: dict[str, Any])
 def test_a_run_that_is_void_as_a_whole_needs_a_reason_too() -> None:
     with pytest.raises(AssertionError, match="vetoed"):
         tries.valid(lambda _: {**BUSY, "reason": "vetoed: the 5 % quantile was held"})
+
+
+@pytest.mark.slow
+def test_a_stuttered_command_ends_with_its_own_code() -> None:
+    began_s = time.monotonic()
+    words = [sys.executable, "-IS", "-c", "import time\ntime.sleep(1.5)\nraise SystemExit(7)"]
+    assert stutter.run(words, burners=1) == 7
+    assert time.monotonic() - began_s > stutter.RUN_S + stutter.STOP_S, "it never stood still"
+
+
+@pytest.mark.slow
+def test_what_stops_the_stutter_ends_its_command() -> None:
+    tool = [sys.executable, "-m", "tests.support.machine.stutter", "--", "python", "-c"]
+    script = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
+    with subprocess.Popen([*tool, script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        process.terminate()
+        # The command holds the other end of the pipe until it has ended.
+        assert process.stdout.read() == ""
+    assert process.returncode == 143
 
 
 def token_by_token(arrivals, until_s):

@@ -13,6 +13,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -280,7 +281,9 @@ def test_serve_run_deploys_the_router_engine_and_placement_of_the_file(
             assert served.met(turns("alpha"), "alpha")
             return
         # HAProxy chooses by itself until it has heard of the router.
-        until(lambda: len(served.met(turns("first"), "first")) == 1, "a session had two replicas")
+        # Each look has a text of its own: one that both replicas have seen says nothing for ever.
+        looks = (f"first{number}" for number in count())
+        until(lambda: len(served.met(turns(text := next(looks)), text)) == 1, "a session had two replicas")
         met = [served.met(turns(name), name) for name in SESSIONS]
         assert all(len(replicas) == 1 for replicas in met)
         assert len(set.union(*met)) == 2  # alone, Ray's prefix router names one replica for all

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from conf.io.check import require
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine, Workload
+from conf.specs.model import KernelRatio
 from serve_apps.engine_model.cost import architecture
 from serve_apps.engine_model.cost.architecture import kv_blocks
 from serve_apps.engine_model.cost.links import TransferSeconds
@@ -74,7 +75,13 @@ def peaks(
     )
 
 
-def guess_qps(workload: Workload, model: Model, hardware: Hardware, layout: Layout) -> float | None:
+def guess_qps(
+    workload: Workload,
+    model: Model,
+    hardware: Hardware,
+    layout: Layout,
+    kernels: KernelRatio | None = None,
+) -> float | None:
     """Requests per second and node by the roofline alone, in prefill and full decode batches only.
 
     The share of prompts that `workload.prefix_hit` repeats counts as cached. Of a split node the slowest of
@@ -85,7 +92,7 @@ def guess_qps(workload: Workload, model: Model, hardware: Hardware, layout: Layo
     shared = round(workload.prefix_hit * mean_in)
     try:
         prefill_s, batch_s = (
-            _guess_s(model, hardware, side, mean_in, shared)
+            _guess_s(model, hardware, side, mean_in, shared, kernels)
             for side in (layout.prefill_side or layout, layout)
         )
     except ValueError:
@@ -102,10 +109,10 @@ def guess_qps(workload: Workload, model: Model, hardware: Hardware, layout: Layo
 
 
 def _guess_s(
-    model: Model, hardware: Hardware, side: Layout, mean_in: int, shared: int
+    model: Model, hardware: Hardware, side: Layout, mean_in: int, shared: int, kernels: KernelRatio | None
 ) -> tuple[float, float]:
     """Seconds of an engine for a prompt alone, and for a token each of a full batch."""
-    step, prefill = roofline(model, hardware, side), Batch()
+    step, prefill = roofline(model, hardware, side, kernels), Batch()
     prefill.add_chunk(mean_in - shared, shared)
     decode = Batch(decode_tokens=GUESS_BATCH, context_tokens=GUESS_BATCH * mean_in, sequences=GUESS_BATCH)
     return step.duration_s(prefill), step.duration_s(decode)

@@ -263,7 +263,9 @@ def ranks_time(
 
 def _at_pace(model: Model, hardware: Hardware) -> tuple[Hardware, float]:
     """The hardware with its peaks at the pace of its clocks, and that pace: 1 where the model was fitted."""
-    pace = model.posterior.paces.get(hardware.name, hardware.efficiency.compute.value)
+    fit = model.posterior
+    own = 1.0 if hardware.name in fit.hardware[:1] else hardware.efficiency.compute.value
+    pace = fit.paces.get(hardware.name, own)
     peaks = {
         name: peak * pace
         for name in ("fp8_flop_per_s", "bf16_flop_per_s")

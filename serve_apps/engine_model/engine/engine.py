@@ -202,13 +202,11 @@ class Engine:
 
     def emitting(self) -> list[RequestState]:
         """The requests that get a token from the step begun last; valid until `end_step`."""
-        emitting = []
+        rows, emitting = np.empty(len(self.arrays.requests), np.int64), []
         for rank in range(self.kind.width):
-            row = NONE
-            while self.arrays.engines["stepping"][rank]:
-                if (row := rules.next_emitting(self.arrays.address, rank, row)) == NONE:
-                    break
-                emitting.append(self._rows[row])
+            if self.arrays.engines["stepping"][rank]:
+                count = rules.emitting(self.arrays.address, rank, rows)
+                emitting += [self._rows[row] for row in rows[:count].tolist()]
         return emitting
 
     def end_step(self) -> list[RequestState]:

@@ -33,7 +33,7 @@ def find(arrays: Any, r: Any, i: Any, limit: Any) -> Any:
 
 @native
 def hold(arrays: Any, r: Any, i: Any, blocks: Any) -> None:
-    """Give the `found` blocks to request `i`, which holds none."""
+    """Give `blocks` to request `i`, which holds none."""
     _walk(arrays, r, i, blocks, True)
     state.request(arrays, i).blocks = state.request(arrays, i).named = blocks
 

@@ -134,6 +134,16 @@ def next_emitting(arrays: Any, r: Any, i: Any) -> Any:
     return NONE
 
 
+@native
+def emitting(arrays: Any, r: Any, out: Any) -> Any:
+    """Put the requests that get a token when the oldest step completes into `out`; returns their number."""
+    count, i = 0, next_emitting(arrays, r, NONE)
+    while i != NONE:
+        out[count] = i
+        count, i = count + 1, next_emitting(arrays, r, i)
+    return count
+
+
 @inlined
 def _finish(arrays: Any, r: Any, i: Any, at_s: Any) -> None:
     request, engine = state.request(arrays, i), state.engine(arrays, r)

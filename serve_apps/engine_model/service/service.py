@@ -66,7 +66,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests in order of arrival: when each is sent, and its prompt, output and shared tokens (`asked`).
+    """Requests in order of arrival: when each is sent, and its prompt, output and shared tokens (`tokens`).
 
     Where they share more than one prefix, `pieces` take the place of the shared tokens. Requests before
     `from_s` fill the caches and nothing else: they have no times (nan).

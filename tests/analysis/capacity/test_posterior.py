@@ -156,6 +156,13 @@ def test_a_fast_clock_multiplies_the_way_in_the_age_of_what_still_waits(age_ms, 
     assert both(counted(waits | {"time_scale": 1.0}, window=window))[0] == (1, 1)
 
 
+@pytest.mark.parametrize(("first_ms", "counts"), [(999, (0, 1)), (1399, (0, 0)), (1401, (1, 1))])
+def test_a_fast_clock_multiplies_the_way_to_a_first_token_whose_answer_goes_on(first_ms, counts):
+    begun = row(50, "pending", first_ms=first_ms, tokens=3)
+    assert both(counted(begun | {"time_scale": 5.0}))[0] == counts
+    assert both(counted(begun | {"time_scale": 1.0}))[0] == (int(first_ms > 1000), 1)
+
+
 def test_the_load_of_every_block_reaches_beyond_the_window():
     rows = [
         row(3, window_index=2),

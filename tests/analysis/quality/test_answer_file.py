@@ -100,6 +100,7 @@ def test_a_longer_file_than_any_gate_writes_is_not_read(
 ) -> None:
     path = tmp_path / answer_file.FILE
     answer_file.write([AnswerRecord(n, 1, 0, None, "timeout") for n in range(5)], path)
-    monkeypatch.setattr(answer_file, "MOST_ANSWERS", 4)
-    with pytest.raises(ValueError, match="5 rows; at most 4"):
-        answer_file.read(path)
+    for bound, most in (("MOST_ANSWERS", 4), ("MOST_BYTES", 100)):
+        with monkeypatch.context() as patch, pytest.raises(ValueError, match=f"5 rows .* at most .*{most}"):
+            patch.setattr(answer_file, bound, most)
+            answer_file.read(path)

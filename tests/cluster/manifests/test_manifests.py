@@ -371,6 +371,11 @@ def test_no_form_of_a_name_holds_more(form: str, payload: str) -> None:
         host_address(f"10.0.0.1{payload}", "--hosts")
 
 
+@pytest.mark.parametrize("host", ["10.0.0.1", "::1", "fe80::1"])
+def test_hosts_are_addresses(host: str) -> None:
+    assert host_address(host, "--hosts") == host
+
+
 @pytest.mark.parametrize("host", ["", "10.0.0.300", "node-1", "1node", "fe80::1%eth0", "[::1]", "10.0.0.1:1"])
 def test_what_is_no_address_is_refused(host: str) -> None:
     with pytest.raises(ValueError, match="is no IP address"):

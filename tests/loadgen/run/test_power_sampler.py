@@ -86,6 +86,15 @@ def test_where_nobody_tells_the_reason_is_said_and_the_sampling_ends(tmp_path: P
     assert threading.active_count() == before
 
 
+def test_nodes_that_never_answer_are_named(tmp_path: Path) -> None:
+    class Mute(Nodes):
+        def read(self) -> Sequence[Mapping[str, Any]]:
+            return []
+
+    why, rows = sampled(Mute(TOLD, nodes=("a", "b")), tmp_path, first_s=0.01)
+    assert why == "no answer of a, b" and rows == []
+
+
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, power: Any) -> Path:
     monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     monkeypatch.setattr(lifecycle, "IDLE_S", 0.0)

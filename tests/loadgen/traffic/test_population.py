@@ -155,6 +155,21 @@ def test_time_0_meets_as_many_users_as_there_are_in_the_mean_at_any_rate(seed: i
         assert abs(np.searchsorted(marks, rate_qps) - rate_qps * users_per_qps) <= 1
 
 
+@pytest.mark.slow
+def test_what_a_run_is_offered_differs_from_its_rate_about_as_poisson_has_it() -> None:
+    """A Poisson number of users at time 0 would make it three times as much."""
+    assert SPEC is not None
+    spec = replace(SPEC, characters=1000)
+    offered = [len(SessionPopulation(spec, seed).turns(16.0, 0.0, 300.0)) for seed in range(30)]
+    assert np.mean(offered) == pytest.approx(4800, rel=0.01)
+    assert np.std(offered) < 1.5 * np.sqrt(4800)
+
+
+def test_seeds_have_different_users() -> None:
+    first, second = (SessionPopulation(QUICK, seed).turns(5.0, 0.0, 60.0) for seed in (1, 2))
+    assert not set(first["due_s"]) & set(second["due_s"])
+
+
 def test_sessions_begin_as_a_poisson_process() -> None:
     turns = SessionPopulation(QUICK, 5).turns(40.0, 0.0, 3000.0)
     first = turns[turns["turn"] == 0]["due_s"]
