@@ -282,7 +282,7 @@ def _engine_model(experiment: Experiment) -> tuple[Tree, ServeFront]:
         "name": "maxqps",
         "route_prefix": "/",
         "import_path": configured.BUILDER,
-        "args": {"bundles": [experiment.layout.replica_resources], "experiment": dump(experiment)},
+        "args": {"experiment": dump(experiment)},
         "deployments": [{"name": ENGINES, "autoscaling_config": {}}],
     }
     # One front on the head node, as in a sweep, so that one balancer sees all requests.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +24,7 @@ from loadgen.run.jobs import Service
 from loadgen.run.progress import Emit
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.cost.architecture import weight_bytes
-from serve_apps.simulated.app import ENGINES, PREFILL, Engines, EngineSpecs, application_name, build_app
+from serve_apps.simulated.app import ENGINES, PREFILL, application_name, build_app
 from serve_apps.vllm_engine import app, config_file
 from serve_apps.vllm_engine.config_file import prepared, with_folder
 
@@ -35,29 +36,19 @@ SHARED_MACHINE = "nodes share a machine, each of which would report the power of
 def service_plan(experiment: Experiment) -> ServicePlan:
     """The application that an experiment deploys. Raises ValueError for an engine that cannot be deployed."""
     if isinstance(experiment.engine, SimulatedEngine):
-        return _simulated(experiment, experiment.engine)
+        return ServicePlan(
+            app_name=application_name(experiment),
+            build=partial(build_app, experiment),
+            replicas=experiment.replicas,
+            warmup=WarmupRequests(*warming_requests(experiment)),
+            engines=ENGINES,
+            prefill_replicas=experiment.prefill_replicas,
+            prefill_engines=PREFILL,
+            per_node=experiment.streams > 0,
+            start_s=SIMULATED_START_S,
+        )
     assert isinstance(experiment.engine, VllmEngine)
     return _vllm(experiment, experiment.engine)
-
-
-def _simulated(experiment: Experiment, engine: SimulatedEngine) -> ServicePlan:
-    layout, routing = experiment.layout, experiment.routing
-    parts = EngineSpecs(engine, experiment.model, experiment.hardware, layout)
-    bundles = [layout.replica_resources]
-    prefill = Engines(
-        experiment.prefill_replicas, [side.replica_resources] if (side := layout.prefill_side) else []
-    )
-    return ServicePlan(
-        app_name=application_name(*parts, routing),
-        build=partial(build_app, parts, experiment.replicas, bundles, experiment.seed, routing, prefill),
-        replicas=experiment.replicas,
-        warmup=WarmupRequests(*warming_requests(experiment)),
-        engines=ENGINES,
-        prefill_replicas=experiment.prefill_replicas,
-        prefill_engines=PREFILL,
-        per_node=experiment.streams > 0,
-        start_s=SIMULATED_START_S,
-    )
 
 
 def _vllm(experiment: Experiment, spec: VllmEngine) -> ServicePlan:
@@ -68,7 +59,7 @@ def _vllm(experiment: Experiment, spec: VllmEngine) -> ServicePlan:
     known_bytes = {} if engine.kind == "vllm_emulated" else {"weight_bytes": weight_bytes(model)}
     replicas, prefill_replicas = experiment.replicas, experiment.prefill_replicas
     return ServicePlan(
-        app_name=application_name(engine, model, experiment.hardware, layout, routing),
+        app_name=application_name(replace(experiment, engine=engine)),
         build=app.vllm_app(engine, model, layout, routing, recipe, experiment.cluster.nodes),
         built_in_cluster=True,
         replicas=replicas * app.answering(engine, layout),

@@ -4,9 +4,8 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 import uvicorn
@@ -16,7 +15,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from conf.specs.experiment import Hardware, Layout, Model, Routing, SimulatedEngine
+from conf.specs.experiment import Experiment, Layout, Model, Routing, SimulatedEngine
 from serve_apps.engine_model.cost.links import KvLink
 from serve_apps.engine_model.engine.engine import Engine
 from serve_apps.engine_model.engine.kinds import EngineKind
@@ -42,58 +41,39 @@ ADDRESSES_S = 5.0
 """Longest wait for the prefill replicas' answers to that."""
 
 
-class EngineSpecs(NamedTuple):
-    """The configuration groups that make a simulated engine."""
-
-    engine: SimulatedEngine
-    model: Model
-    hardware: Hardware
-    layout: Layout
-
-
-def application_name(*specs: object) -> str:
+def application_name(experiment: Experiment) -> str:
     """One application name per configuration: a router outlives an application of the same name."""
-    return f"sim-{hashlib.sha256(repr(specs).encode()).hexdigest()[:12]}"
+    parts = experiment.engine, experiment.model, experiment.hardware, experiment.layout, experiment.routing
+    return f"sim-{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 
 
-class Engines(NamedTuple):
-    """A number of engines of a kind, each on `bundles` of one node (STRICT_PACK)."""
+def build_app(experiment: Experiment) -> Application:
+    """The simulated engines of all nodes, each on its share of one node (STRICT_PACK).
 
-    replicas: int
-    bundles: Sequence[dict[str, float]]
-
-
-def build_app(
-    specs: EngineSpecs,
-    replicas: int,
-    bundles: Sequence[dict[str, float]],
-    seed: int = 0,
-    routing: Routing | None = None,
-    prefill: Engines | None = None,
-) -> Application:
-    """`replicas` independent engines, each on `bundles` of one node (STRICT_PACK).
-
-    Those of a split layout decode, and reach the `prefill` engines, of all nodes, by a handle of Serve's.
-    Without `routing` the proxy's own default chooses between them. Raises ValueError for an engine that does
-    not fit the hardware.
+    Those of a split layout decode, and reach the prefill engines, of all nodes, by a handle of Serve's.
+    Raises ValueError for an engine that does not fit the hardware.
     """
-    EngineKind.of(*specs)  # refuses an engine that cannot run here, not in every replica
-    options = _options(ENGINES, Engines(replicas, bundles), routing)
-    deployment = serve.deployment(**options)(serve.ingress()(SimulatedReplica))
-    if specs.layout.prefill is None:
-        app = deployment.bind(specs, seed)
+    spec, model, layout, seed = experiment.engine, experiment.model, experiment.layout, experiment.seed
+    assert isinstance(spec, SimulatedEngine)
+    kind = EngineKind.of(spec, model, experiment.hardware, layout)
+    replica = serve.ingress()(SimulatedReplica)
+    options = _options(ENGINES, experiment.replicas, layout, experiment.routing)
+    deployment = serve.deployment(**options)(replica)
+    if kind.prefill is None or layout.prefill_side is None:
+        app = deployment.bind(kind, model, seed)
     else:
-        assert prefill is not None
         began_s = time.time()
-        prompts = serve.deployment(**_options(PREFILL, prefill, None))(SimulatedPrefill)
-        app = deployment.bind(specs, seed, prompts.bind(specs, seed + PREFILL_SEED, began_s), began_s)
-    return behind_router(app, routing) if routing else app
+        options = _options(PREFILL, experiment.prefill_replicas, layout.prefill_side, None)
+        prompts = serve.deployment(**options)(SimulatedPrefill)
+        prefill = prompts.bind(kind.prefill.engine, model, seed + PREFILL_SEED, began_s)
+        app = deployment.bind(kind, model, seed, prefill, began_s)
+    return behind_router(app, experiment.routing)
 
 
-def _options(name: str, engines: Engines, routing: Routing | None) -> dict[str, Any]:
+def _options(name: str, replicas: int, layout: Layout, routing: Routing | None) -> dict[str, Any]:
     """Serve's options of a deployment of engines."""
-    bundle = engines.bundles[0]
-    return engine_options(name, engines.replicas, engines.bundles, routing) | {
+    bundle = layout.replica_resources
+    return engine_options(name, replicas, [bundle], routing) | {
         "ray_actor_options": {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)},
         "health_check_period_s": HEALTH_CHECK_PERIOD_S,
         "graceful_shutdown_timeout_s": SHUTDOWN_GRACE_S,
@@ -131,26 +111,25 @@ class SimulatedReplica:
 
     def __init__(
         self,
-        specs: EngineSpecs,
+        kind: EngineKind,
+        model: Model,
         seed: int,
         prefill: DeploymentHandle | None = None,
         began_s: float | None = None,
     ) -> None:
         stay_on_loopback()
-        self._specs, self._seed, self._began_s = specs, seed, began_s
+        self._kind, self._model, self._seed, self._began_s = kind, model, seed, began_s
         self._prefill = prefill
-        self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._engine: RealtimeEngine | None = None
 
     async def __serve_build_asgi_app__(self) -> SimulatedApp:
-        kind = EngineKind.of(*self._specs)
+        kind, replica_id = self._kind, serve.get_replica_context().replica_id.unique_id
         self._engine = engine = _started(kind, self._seed, self._began_s)
-        served = _served(kind, self._specs.model)
+        served = _served(kind, self._model)
         if kind.prefill is None:
-            return SimulatedApp(engine, served, self._replica_id)
-        link = KvLink(kind.prefill.seconds)
-        prompts = RemotePrompts(engine, self._answers, link, kind.prefill.writes)
-        return SimulatedApp(engine, served, self._replica_id, prompts, {PREFILL_PAGE: self._prefill_page})
+            return SimulatedApp(engine, served, replica_id)
+        prompts = RemotePrompts(engine, self._answers, KvLink(kind.prefill.seconds), kind.prefill.writes)
+        return SimulatedApp(engine, served, replica_id, prompts, {PREFILL_PAGE: self._prefill_page})
 
     async def check_health(self) -> None:
         if self._engine and self._engine.failure:
@@ -170,7 +149,7 @@ class SimulatedReplica:
         """The prefill replicas by their ids; those that do not answer now are left out."""
         assert self._prefill is not None
         try:
-            responses = self._prefill.broadcast("told")
+            responses = self._prefill.broadcast("report")
             pages = await responses.results_async(timeout_s=ADDRESSES_S, return_exceptions=True)
         except (TimeoutError, RuntimeError, RayServeException):
             pages = []
@@ -184,18 +163,15 @@ class SimulatedPrefill:
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, specs: EngineSpecs, seed: int, began_s: float
+        self, kind: EngineKind, model: Model, seed: int, began_s: float
     ) -> None:
         stay_on_loopback()
-        prefill = EngineKind.of(*specs).prefill
-        assert prefill is not None
         self._replica_id = serve.get_replica_context().replica_id.unique_id
-        self._engine = _started(prefill.engine, seed, began_s)
+        self._engine = _started(kind, seed, began_s)
         host = ray.util.get_node_ip_address()
         socket = listener(host)
         self._url = f"http://{host}:{socket.getsockname()[1]}"
-        served = _served(prefill.engine, specs.model)
-        app = SimulatedApp(self._engine, served, f"{PREFILL_ROLE}-{self._replica_id}")
+        app = SimulatedApp(self._engine, _served(kind, model), f"{PREFILL_ROLE}-{self._replica_id}")
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
         self._serving = asyncio.create_task(server.serve([socket]))
 
@@ -205,7 +181,7 @@ class SimulatedPrefill:
             async for answer in answers:
                 yield answer
 
-    async def told(self) -> tuple[str, dict[str, Any]]:
+    async def report(self) -> tuple[str, dict[str, Any]]:
         """The replica's id, the address of its metrics, and how many prompts it has computed."""
         return self._replica_id, {"url": self._url, "prompts": self._engine.metrics()["finished"]}
 

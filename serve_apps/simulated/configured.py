@@ -9,14 +9,14 @@ from ray.serve import Application
 
 from conf import ConfigError, load
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.simulated.app import EngineSpecs, build_app
+from serve_apps.simulated.app import build_app
 
 BUILDER = f"{__name__}:application"
 """The `import_path` of a config file."""
 
 
 def application(args: Mapping[str, Any]) -> Application:
-    """The application of `experiment`, the text of a saved configuration, with the `bundles` of one engine.
+    """The application of `experiment`, the text of a saved configuration.
 
     How many engines run is for the config file to say. Raises ConfigError for another engine or a split one.
     """
@@ -26,5 +26,4 @@ def application(args: Mapping[str, Any]) -> Application:
         experiment = load(base=saved)
     if not isinstance(experiment.engine, SimulatedEngine) or experiment.layout.prefill is not None:
         raise ConfigError("a Serve config file of ours holds one kind of simulated engine")
-    specs = EngineSpecs(experiment.engine, experiment.model, experiment.hardware, experiment.layout)
-    return build_app(specs, 1, args["bundles"], experiment.seed, experiment.routing)
+    return build_app(experiment)

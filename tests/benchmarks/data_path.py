@@ -89,16 +89,14 @@ def behind_serve(routing: str) -> Iterator[tuple[str, str, Processes]]:
     # Ray comes with these; the clients' processes import this file too and shall not have it.
     from cluster.deployment.deploy import ServicePlan, deploy
     from cluster.ray_session.session import open_session
-    from serve_apps.simulated.app import ENGINES, EngineSpecs, application_name, build_app
+    from serve_apps.simulated.app import ENGINES, application_name, build_app
     from tests.support.servers.plans import one_token
 
-    chosen = load([f"routing={routing}"]).routing
-    specs = EXPERIMENT.engine, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout
-    with open_session(EXPERIMENT.cluster, chosen) as session:
-        bundles, warmup = [EXPERIMENT.layout.replica_resources], one_token(EXPERIMENT.model.served_name)
-        build = partial(build_app, EngineSpecs(*specs), EXPERIMENT.replicas, bundles, routing=chosen)
-        name = application_name(*specs, chosen)
-        running = deploy(ServicePlan(name, build, EXPERIMENT.replicas, warmup, ENGINES), session.url)
+    experiment = replace(EXPERIMENT, routing=load([f"routing={routing}"]).routing)
+    with open_session(experiment.cluster, experiment.routing) as session:
+        name, warmup = application_name(experiment), one_token(experiment.model.served_name)
+        build = partial(build_app, experiment)
+        running = deploy(ServicePlan(name, build, experiment.replicas, warmup, ENGINES), session.url)
         time.sleep(SETTLE_S)
         own = next(iter(running.metrics_urls.values()), "").removesuffix("/metrics")
         yield session.url, own, session_processes()

@@ -27,10 +27,9 @@ from cluster.ray_session.session import Session
 from conf import load
 from loadgen.run import samplers
 from loadgen.studies import gate_questions
-from serve_apps.simulated.app import EngineSpecs, application_name, build_app
+from serve_apps.simulated.app import application_name, build_app
 from serve_apps.simulated.revealed_answers import GreedyText
 from tests.support.machine.patience import PATIENCE_S, until
-from tests.support.machine.shared_session import FAKE
 from tests.support.servers.plans import one_token
 from tests.support.servers.sockets import LOOPBACK, listening
 
@@ -39,6 +38,8 @@ pytestmark = pytest.mark.ray
 DEFECT = 0.1
 SPECS = load(
     [
+        "cluster=laptop_4n",
+        "cluster.nodes=2",
         "hardware=mi325x",
         "model=qwen3_235b_a22b_fp8",
         "engine=simulated",
@@ -46,7 +47,6 @@ SPECS = load(
         "layout=dp2_tp4_ep4",
     ]
 )
-PARTS = SPECS.engine, SPECS.model, SPECS.hardware, SPECS.layout
 MODEL = SPECS.model.served_name
 USAGE = {"include_usage": True}
 
@@ -68,10 +68,8 @@ class Answer:
 
 @pytest.fixture(scope="module")
 def deployment(ray_session: Session) -> Iterator[Deployment]:
-    replicas = FAKE.nodes * SPECS.layout.replicas_per_node
-    app = build_app(EngineSpecs(*PARTS), replicas, [SPECS.layout.replica_resources])
-    name = application_name(*PARTS)
-    running = deploy(plan(name, app, replicas), ray_session.url)
+    name = application_name(SPECS)
+    running = deploy(plan(name, build_app(SPECS), SPECS.replicas), ray_session.url)
     yield running
     pids = [replica.pid for replica in serve_state.state(name).engines]
     running.teardown()
@@ -119,7 +117,7 @@ def test_what_a_session_runs_has_the_priority_of_this_process(ray_session: Sessi
 def test_a_deployment_that_does_not_fit_says_so_and_leaves_nothing(ray_session: Session) -> None:
     """Comes first: there is one application at a time."""
     assert "ray" not in str(getattr(signal.getsignal(signal.SIGTERM), "__module__", ""))
-    app = build_app(EngineSpecs(*PARTS), 1, [{"GPU": 16.0, "CPU": 0.1}])
+    app = build_app(load(["cluster.gpus_per_node=16", "layout.tensor_parallel=16", "hardware.topology=switch"]))
     with pytest.raises(DeployError, match="0 of 1 replicas running in time; too-large is "):
         deploy(plan("too-large", app, start_s=2.0), ray_session.url)
     assert serve_state.state("too-large").trouble == "the application is ABSENT"

@@ -14,7 +14,7 @@ from cluster.deployment.deploy import Deployment, ServicePlan, deploy
 from cluster.ray_session.session import Session
 from conf import load
 from conf.io.http_get import ask
-from serve_apps.simulated.app import ENGINES, PREFILL, Engines, EngineSpecs, application_name, build_app
+from serve_apps.simulated.app import ENGINES, PREFILL, application_name, build_app
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.machine.shared_session import FAKE
 from tests.support.servers.plans import one_token
@@ -38,12 +38,9 @@ def deployment(ray_session: Session, request: pytest.FixtureRequest) -> Iterator
     split = SPLITS[request.param]
     experiment = load(["hardware=mi325x", "engine=simulated", "layout=1p1d_tp4_ep4", *split.words])
     experiment = replace(experiment, cluster=replace(FAKE, nodes=split.nodes))
-    specs = EngineSpecs(experiment.engine, experiment.model, experiment.hardware, experiment.layout)  # type: ignore[arg-type]
-    bundles = [experiment.layout.replica_resources]
-    prefill = Engines(experiment.prefill_replicas, bundles)  # of as many GPUs as a decode engine
     plan = ServicePlan(
-        application_name(*specs),
-        lambda: build_app(specs, experiment.replicas, bundles, prefill=prefill),
+        application_name(experiment),
+        lambda: build_app(experiment),
         experiment.replicas,
         one_token(MODEL),
         ENGINES,

@@ -65,9 +65,7 @@ WORDS = [
     "search.budget_s=300",
 ]
 EXPERIMENT = load(WORDS)
-APP_NAME = application_name(
-    EXPERIMENT.engine, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout, EXPERIMENT.routing
-)
+APP_NAME = application_name(EXPERIMENT)
 STRUCK, MOST_WINDOWS = 1, 10
 
 

@@ -8,6 +8,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,10 +32,9 @@ from serve_apps.routing.serve_routers import (
     RouteApp,
     request_router,
 )
-from serve_apps.simulated.app import EngineSpecs, application_name, build_app
+from serve_apps.simulated.app import application_name, build_app
 
-SPECS = load(["engine=simulated", "layout=dp2_tp4_ep4"])
-PARTS = SPECS.engine, SPECS.model, SPECS.hardware, SPECS.layout
+SPECS = load(["engine=simulated", "layout=dp2_tp4_ep4", "workload=chat_sessions"])
 NODE = Cluster("a fake node", session="fake", nodes=1, gpus_per_node=8)
 BODY = {"model": SPECS.model.served_name, "prompt": [0], "max_tokens": 1}
 ROUTED = [
@@ -139,14 +139,15 @@ def test_serve_learns_of_the_router_of_each_policy_and_haproxy_where_to_ask(poli
     balance = environment.get("RAY_SERVE_HAPROXY_BALANCE_ALGORITHM")
     own = "leastconn" if policy == "leastconn" else "roundrobin"
     assert balance == (None if path == "python_proxy" else own)
-    app = build_app(EngineSpecs(*PARTS), 2, [{"GPU": 4}], routing=routing)
+    experiment = load(["layout=dp1_tp8_ep8"]) if policy == "per_node" else SPECS
+    app = build_app(replace(experiment, routing=routing))
     asked = app._ingress_request_router is not None
     assert asked == (path == "haproxy" and config is not None)
 
 
 def test_a_changed_ring_is_another_application() -> None:
     names = {
-        application_name(*PARTS, Routing("test", "haproxy", "consistent_hash", vnodes))
+        application_name(replace(SPECS, routing=Routing("test", "haproxy", "consistent_hash", vnodes)))
         for vnodes in (100, 1000)
     }
     assert len(names) == 2
@@ -201,8 +202,7 @@ def test_haproxy_is_told_the_replica_of_the_requests_session() -> None:
 
 def running(session: Session, routing: Routing, name: str, *, asked: Routing | None = None) -> str | None:
     """Deploy two replicas with one routing and let the self-test ask for it, or for another."""
-    replicas, bundles = SPECS.layout.replicas_per_node, [SPECS.layout.replica_resources]
-    app = build_app(EngineSpecs(*PARTS), replicas, bundles, routing=routing)
+    replicas, app = SPECS.replicas, build_app(replace(SPECS, routing=routing))
     serve.run_many([serve.RunTarget(app, name=name)], wait_for_applications_running=True)
     try:
         wait_for_answers(session.url, replicas)

@@ -40,12 +40,12 @@ SCALING = ServeScaling(
 )
 
 
-def tree_of(experiment: Experiment, bundles: list[dict[str, float]]) -> dict[str, object]:
+def tree_of(experiment: Experiment) -> dict[str, object]:
     return {
         "name": APP,
         "route_prefix": "/",
         "import_path": configured.BUILDER,
-        "args": {"bundles": bundles, "experiment": dump(experiment)},
+        "args": {"experiment": dump(experiment)},
         "deployments": [{"name": ENGINES, "autoscaling_config": {}}],
     }
 
@@ -59,7 +59,7 @@ def running() -> int:
 @pytest.mark.slow
 def test_a_deployment_follows_its_load_by_the_file(standing: Session) -> None:
     experiment = load(WORDS)
-    text = serve_file(SCALING, tree_of(experiment, [{"GPU": 4.0, "CPU": 0.05}]), "a test")
+    text = serve_file(SCALING, tree_of(experiment), "a test")
     file = ServeDeploySchema.model_validate(yaml.safe_load(text))
     body = json.dumps({"model": experiment.model.served_name, "prompt": [1] * 50, "max_tokens": 20}).encode()
     over = threading.Event()
@@ -84,6 +84,6 @@ def test_a_deployment_follows_its_load_by_the_file(standing: Session) -> None:
 
 
 def test_a_file_of_another_engine_is_refused() -> None:
-    saved = {"bundles": [{"CPU": 1.0}], "experiment": dump(load(["engine=vllm"]))}
+    saved = {"experiment": dump(load(["engine=vllm"]))}
     with pytest.raises(ConfigError, match="one kind of simulated engine"):
         configured.application(saved)
