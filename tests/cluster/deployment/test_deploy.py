@@ -117,7 +117,9 @@ def test_what_a_session_runs_has_the_priority_of_this_process(ray_session: Sessi
 def test_a_deployment_that_does_not_fit_says_so_and_leaves_nothing(ray_session: Session) -> None:
     """Comes first: there is one application at a time."""
     assert "ray" not in str(getattr(signal.getsignal(signal.SIGTERM), "__module__", ""))
-    app = build_app(load(["cluster.gpus_per_node=16", "layout.tensor_parallel=16", "hardware.topology=switch"]))
+    app = build_app(
+        load(["cluster.gpus_per_node=16", "layout.tensor_parallel=16", "hardware.topology=switch"])
+    )
     with pytest.raises(DeployError, match="0 of 1 replicas running in time; too-large is "):
         deploy(plan("too-large", app, start_s=2.0), ray_session.url)
     assert serve_state.state("too-large").trouble == "the application is ABSENT"
