@@ -10,7 +10,6 @@ import stat
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
@@ -19,7 +18,7 @@ from typing import Any
 
 from analysis.live.address import Address
 from analysis.live.server import invitation, serving
-from analysis.live.state import FILE, KIND, OVER, Ending, LiveState, LiveView, Snapshot, WatchedPart
+from analysis.live.state import FILE, KIND, OVER, Ending, LiveState, LiveView, WatchedPart
 from analysis.results import locations, studies
 from analysis.results.locations import MANIFEST, REPORT, WRONG_KIND
 from analysis.results.runs import RunError, load_run
@@ -45,105 +44,81 @@ MOST_PARTS = 100
 """Newest runs of a study that are named (our choice)."""
 
 Event = Mapping[str, Any]
+Stamps = tuple[tuple[int, ...], ...]
 
 
-class FollowedRun:
-    """One run folder, read again when it has changed."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._stamps: list[object] = []
-        self._snapshot = Snapshot()
-
-    def look(self) -> Snapshot:
-        """The run as it stands now."""
-        if (stamps := _stamps(self.path, EVENTS, MANIFEST, CONFIG, FILE, SWEEP, REPORT)) != self._stamps:
-            self._stamps, self._snapshot = stamps, run_snapshot(self.path)
-        return self._snapshot
-
-
-def run_snapshot(path: Path) -> Snapshot:
-    """A run as its files say now."""
-    manifest, now = _object(_tail(path / MANIFEST)), _object(_tail(path / FILE))
-    snapshot, newest, has_ended = _logged(path, *_stamps(path, EVENTS))
-    # The file of the running window stays when the window has ended.
-    if newest.get("event") == "window" and newest.get("index") == now.get("index"):
-        snapshot = snapshot.after({**now, "event": KIND})
-    run_id, verb = (str(manifest.get(key, "")) for key in ("run_id", "verb"))
-    state, nodes = (
-        replace(snapshot.state, run_id=run_id, verb=verb),
-        _nodes(path, *_stamps(path, CONFIG, MANIFEST, SWEEP)),
-    )
-    ended = has_ended and (path / SWEEP).exists()
-    ending = _ending(path, _object(_tail(path / SWEEP)).get("exit_code")) if ended else None
-    return replace(snapshot, state=state, nodes=nodes, heard_s=_heard_s(path)).concluded(ending)
+def look(path: Path) -> LiveState:
+    """The run or study in a folder as its files say now. Raises RunError for a folder of neither."""
+    if studies.is_study(path):
+        return _study(path)
+    if not (path / MANIFEST).exists():
+        raise RunError(f"{path} is no folder of a run or a study: it has no {MANIFEST}")
+    return _run(path, _stamps(path, EVENTS, MANIFEST, CONFIG, FILE, SWEEP, REPORT))
 
 
 @lru_cache(maxsize=2)
-def _logged(path: Path, _log: object) -> tuple[Snapshot, Event, bool]:
+def _run(path: Path, _stamps_of_files: Stamps) -> LiveState:
+    """A run, read again only when one of its files has changed."""
+    manifest, now = _object(_tail(path / MANIFEST)), _object(_tail(path / FILE))
+    state, newest, has_ended = _logged(path, _stamps(path, EVENTS))
+    # The file of the running window stays when the window has ended.
+    if newest.get("event") == "window" and newest.get("index") == now.get("index"):
+        state = state.after({**now, "event": KIND})
+    run_id, verb = (str(manifest.get(key, "")) for key in ("run_id", "verb"))
+    nodes = _nodes(path, _stamps(path, CONFIG, MANIFEST, SWEEP))
+    ended = has_ended and (path / SWEEP).exists()
+    ending = _ending(path, _object(_tail(path / SWEEP)).get("exit_code")) if ended else None
+    state = replace(state, run_id=run_id, verb=verb, nodes=nodes, heard_s=_heard_s(path))
+    return state.concluded(ending)
+
+
+@lru_cache(maxsize=2)
+def _logged(path: Path, _log: Stamps) -> tuple[LiveState, Event, bool]:
     """What the log says, its newest event that began or ended a window, and whether it has ended or is empty.
 
     It is read again only when it has grown: the file of the running window changes far more often.
     """
-    snapshot, events = Snapshot(), events_of(_tail(path / EVENTS))
+    state, events = LiveState(), events_of(_tail(path / EVENTS))
     for event in events:
-        snapshot = snapshot.after(event)
+        state = state.after(event)
     newest = [event for event in events if event["event"] in WINDOWS]
-    return snapshot, newest[-1] if newest else {}, all(event["event"] == END for event in events[-1:])
+    return state, newest[-1] if newest else {}, all(event["event"] == END for event in events[-1:])
 
 
-class FollowedStudy:
-    """A study: the newest of its runs that has not ended, else the newest, and the names of all."""
+def _study(path: Path) -> LiveState:
+    """Of a study the newest run that has not ended, else the newest, and the names of all.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._run: FollowedRun | None = None
-        self._stamps: list[object] = []
-        self._ending: Ending | None = None
-
-    def look(self) -> Snapshot:
-        """The run that is shown, and all runs. Raises RunError if the study cannot be read."""
-        runs = [run for name in _part_names(self.path) for run in _runs_of(self.path / name)][-MOST_PARTS:]
-        if not runs:
-            return Snapshot(LiveState(run_id=self.path.name, phase="no run of this study has begun"))
-        shown = max(runs, key=lambda run: (not _has_ended(run), _changed_s(run / EVENTS)))
-        if self._run is None or self._run.path != shown:
-            self._run = FollowedRun(shown)
-        if (stamps := _stamps(self.path, locations.STUDY, REPORT)) != self._stamps:
-            code = studies.load_verdict(self.path).exit_code
-            self._stamps, self._ending = stamps, None if code is None else _ending(self.path, code)
-        snapshot = self._run.look()
-        parts = tuple(
-            WatchedPart(one_line(str(run.relative_to(self.path))), _has_ended(run), run == shown)
-            for run in runs
-        )
-        name = f"{one_line(self.path.resolve().name)}/{parts[runs.index(shown)].name}"
-        state = replace(snapshot.state, run_id=name)
-        return replace(snapshot, state=state, parts=parts).concluded(self._ending)
+    Raises RunError if the study cannot be read.
+    """
+    runs = locations.run_folders(path)[-MOST_PARTS:]
+    if not runs:
+        return LiveState(run_id=path.name, phase="no run of this study has begun")
+    shown = max(runs, key=lambda run: (not _has_ended(run), _changed_s(run / EVENTS)))
+    parts = tuple(
+        WatchedPart(one_line(str(run.relative_to(path))), _has_ended(run), run == shown) for run in runs
+    )
+    name = f"{one_line(path.resolve().name)}/{parts[runs.index(shown)].name}"
+    ending = _study_ending(path, _stamps(path, locations.STUDY, REPORT))
+    return replace(look(shown), run_id=name, parts=parts).concluded(ending)
 
 
-Followed = FollowedRun | FollowedStudy
+@lru_cache(maxsize=2)
+def _study_ending(path: Path, _files: Stamps) -> Ending | None:
+    exit_code = studies.load_verdict(path).exit_code
+    return None if exit_code is None else _ending(path, exit_code)
 
 
-def followed(path: Path) -> Followed:
-    """The follower of the folder at `path`. Raises RunError unless it is one of a run or of a study."""
-    if studies.is_study(path):
-        studies.load_verdict(path)
-        return FollowedStudy(path)
-    if not (path / MANIFEST).exists():
-        raise RunError(f"{path} is no folder of a run or a study: it has no {MANIFEST}")
-    return FollowedRun(path)
-
-
-def _stamps(folder: Path, *names: str) -> list[object]:
+def _stamps(folder: Path, *names: str) -> Stamps:
     """What changes whenever one of these files does."""
-    stamps: list[object] = []
-    for name in names:
-        known: object = None
-        with suppress(OSError):
-            known = (file := (folder / name).lstat()).st_ino, file.st_mtime_ns, file.st_size
-        stamps.append(known)
-    return stamps
+    return tuple(_stamp(folder / name) for name in names)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        file = path.lstat()
+    except OSError:
+        return ()
+    return file.st_ino, file.st_mtime_ns, file.st_size
 
 
 def _tail(path: Path) -> bytes:
@@ -192,23 +167,12 @@ def _within(tree: Any, depth: int) -> Any:
 
 
 @lru_cache(maxsize=MOST_PARTS)
-def _nodes(run: Path, *_files: object) -> int | None:
+def _nodes(run: Path, _files: Stamps) -> int | None:
     """Nodes that the rates of a run are divided by; None where its configuration cannot be read."""
     try:
         return load_run(run).config.cluster.nodes
     except (RunError, ConfigError, OSError):
         return None
-
-
-def _part_names(study: Path) -> list[str]:
-    return locations.part_names(study, locations.read_json(study / locations.STUDY))
-
-
-def _runs_of(part: Path, depth: int = 3) -> list[Path]:
-    """The run folders of a part that has begun: its own, or those of a study that it is."""
-    if studies.is_study(part) and depth:
-        return [run for name in _part_names(part) for run in _runs_of(part / name, depth - 1)]
-    return [part] if (part / MANIFEST).exists() else []
 
 
 def _has_ended(run: Path) -> bool:
@@ -249,17 +213,17 @@ def live(path: Path, port: str, stop: threading.Event | None = None) -> None:
 
     Raises RunError for a folder of neither, ConfigError where the port cannot be listened on.
     """
-    source, address, view = followed(path), Address.from_words(port, FLAG), LiveView()
-    view.snapshot, status_line, stop = source.look(), "", stop or threading.Event()
+    address, view = Address.from_words(port, FLAG), LiveView(look(path))
+    status_line, stop = "", stop or threading.Event()
     with serving(address, view, FLAG) as server:
         terminal.note(f"{invitation(server.address)}  (Ctrl-C ends it)")
         while not stop.wait(LOOK_S):
             try:
-                snapshot = source.look()
+                state = look(path)
             except RunError as error:  # a folder that was broken or removed while it is followed
                 if (line := reason(error)) != status_line:
                     status_line = line
                     terminal.note(line)
                 continue
-            if snapshot != view.snapshot:
-                view.snapshot = snapshot
+            if state != view.state:
+                view.state = state

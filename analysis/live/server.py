@@ -174,15 +174,17 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _page(self) -> None:
-        html, policy = live_page(self.server.view.text(self.server.view.snapshot))
+        html, policy = live_page(self._text())
         self._answer(html, "text/html; charset=utf-8", more={"Content-Security-Policy": policy})
 
+    def _text(self) -> str:
+        return self.server.view.text(self.server.view.state)
+
     def _state(self) -> None:
-        view = self.server.view
-        self._answer(f"{view.text(view.snapshot)}\n".encode(), "application/json")
+        self._answer(f"{self._text()}\n".encode(), "application/json")
 
     def _metrics(self) -> None:
-        self._answer(prometheus_text.metrics_page(self.server.view.snapshot), prometheus_text.KIND)
+        self._answer(prometheus_text.metrics_page(self.server.view.state), prometheus_text.KIND)
 
     def _events(self) -> None:
         """States as they change, until the reader is gone or the view closes; the last one is always sent."""
@@ -191,10 +193,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         view, last, said_s, closing = self.server.view, None, time.monotonic(), False
         while True:
-            snapshot = view.snapshot
-            if snapshot is not last:
-                self._send(f"data: {view.text(snapshot)}\n\n".encode())
-                last, said_s = snapshot, time.monotonic()
+            state = view.state
+            if state is not last:
+                self._send(f"data: {view.text(state)}\n\n".encode())
+                last, said_s = state, time.monotonic()
             elif time.monotonic() - said_s >= KEEP_ALIVE_S:
                 self._send(b":\n\n")
                 said_s = time.monotonic()

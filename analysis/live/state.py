@@ -1,4 +1,4 @@
-"""The state of a run that its events add up to, and a snapshot of it for whoever watches.
+"""The state of a run that its events add up to, for whoever watches.
 
 An event that is not understood changes nothing: a folder may be of another version.
 """
@@ -128,33 +128,66 @@ class DoneWindow:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a run: its result as text of several lines, its exit code, and the path of its report.
+
+    `exit_code` is None where the command was cut short; `report` is None where there is none.
+    """
+
+    text: str
+    exit_code: int | None
+    report: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedPart:
+    """One run of a study, and whether it has `ended` or is the one `shown`."""
+
+    name: str
+    ended: bool
+    shown: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LiveState:
-    """A run as far as its events tell. `phase` is one line in words; `log` its newest lines, oldest first."""
+    """A run as far as its events say. `phase` is one line in words; `log` its newest lines, oldest first.
+
+    `beliefs` are those after each window. `nodes` are those that rates are divided by, None if they are
+    unknown; `parts` the runs of a study. `heard_s` is the clock (`time.monotonic`) at the newest event.
+    """
 
     run_id: str = ""
     verb: str = ""
+    nodes: int | None = None
     phase: str = "starting"
     now: WindowSoFar | None = None
     windows: tuple[DoneWindow, ...] = ()
-    belief: Belief | None = None
     beliefs: tuple[Belief, ...] = ()
     log: tuple[str, ...] = ()
-    ended: bool = False
-    exit_code: int | None = None
+    parts: tuple[WatchedPart, ...] = ()
+    ending: Ending | None = None
+    heard_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def belief(self) -> Belief | None:
+        """The newest posterior of the capacity."""
+        return self.beliefs[-1] if self.beliefs else None
 
     def after(self, event: Mapping[str, Any]) -> "LiveState":
-        """The state after one event more; the same if the event is not understood."""
+        """The state after one event more; the same if the event is not understood.
+
+        The log goes on where another run of a study begins.
+        """
         kind, text = event.get("event"), event.get("text")
         if kind == KIND:
             return replace(self, now=_read(WindowSoFar, event) or self.now)
         if kind == BEGAN:
-            return LiveState(str(event.get("run_id", "")), str(event.get("verb", "")))
+            run_id, verb = (str(event.get(key, "")) for key in ("run_id", "verb"))
+            return LiveState(run_id, verb, _count(event.get("nodes")) or 1, log=self.log)
         if kind == "window":
             return replace(self, phase=_phase(event), now=None)
         if kind in ("window_done", "window_final"):
             return self._over(event)
-        if kind == "end":
-            return replace(self, now=None, ended=True, exit_code=_count(event.get("exit_code")))
         if not isinstance(text, str):
             return self
         return replace(self, phase=text, now=None if kind in OVER else self.now, log=self._with(text))
@@ -164,23 +197,27 @@ class LiveState:
         window, belief = done_window(event), _belief(event.get("capacity"))
         if window is None:
             return self
-        beliefs, newest = self.beliefs, (belief,) if belief else ()
+        newest = (belief,) if belief else ()
         if event["event"] == "window_final":
-            windows = tuple(window if one.index == window.index else one for one in self.windows)
-            beliefs = (*(beliefs[:-1] if belief else beliefs), *newest)
-            return replace(self, windows=windows, belief=belief or self.belief, beliefs=beliefs)
+            windows = tuple(window if done.index == window.index else done for done in self.windows)
+            return replace(self, windows=windows, beliefs=(*self.beliefs[: -1 if belief else None], *newest))
+        line = f"{window.kind} {window.index}: {window.judged}"
+        before = (done for done in self.windows if done.index < window.index)
         return replace(
             self,
-            phase=(line := f"{window.kind} {window.index}: {window.judged}"),
+            phase=line,
             now=None,
-            windows=(*(one for one in self.windows if one.index < window.index), window),
-            belief=belief or self.belief,
-            beliefs=(*beliefs, *newest),
+            windows=(*before, window)[-MOST_WINDOWS:],
+            beliefs=(*self.beliefs, *newest)[-MOST_WINDOWS:],
             log=self._with(line),
         )
 
     def _with(self, line: str) -> tuple[str, ...]:
         return (*self.log, line)[-MOST_LINES:]
+
+    def concluded(self, ending: Ending | None) -> "LiveState":
+        """The state with the end of the run; with None it goes on."""
+        return replace(self, now=None if ending else self.now, ending=ending)
 
 
 def _phase(event: Mapping[str, Any]) -> str:
@@ -214,83 +251,26 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """The end of a run: its result as text of several lines, its exit code, and the path of its report.
-
-    `exit_code` is None where the command was cut short; `report` is None where there is none.
-    """
-
-    text: str
-    exit_code: int | None
-    report: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WatchedPart:
-    """One run of a study, and whether it has `ended` or is the one `shown`."""
-
-    name: str
-    ended: bool
-    shown: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A run at one moment. `heard_s` is the clock (`time.monotonic`) at its newest event.
-
-    `nodes` are those that rates are divided by, None if they are unknown.
-    """
-
-    state: LiveState = field(default_factory=LiveState)
-    nodes: int | None = None
-    ending: Ending | None = None
-    parts: tuple[WatchedPart, ...] = ()
-    heard_s: float = field(default_factory=time.monotonic)
-
-    def after(self, event: Mapping[str, Any]) -> "Snapshot":
-        """The snapshot after one event more; the log goes on where another run of a study begins."""
-        state = self.state.after(event)
-        if event.get("event") != BEGAN:
-            newest = state.windows[-MOST_WINDOWS:], state.beliefs[-MOST_WINDOWS:]
-            return replace(self, state=replace(state, windows=newest[0], beliefs=newest[1]))
-        nodes = _count(event.get("nodes")) or 1
-        return replace(self, state=replace(state, log=self.state.log), nodes=nodes)
-
-    def concluded(self, ending: Ending | None) -> "Snapshot":
-        """The snapshot with the end of the run; with None it goes on."""
-        now, exit_code = (None, ending.exit_code) if ending else (self.state.now, None)
-        state = replace(self.state, now=now, ended=bool(ending), exit_code=exit_code)
-        return replace(self, state=state, ending=ending)
-
-    @property
-    def tree(self) -> Mapping[str, object]:
-        """The snapshot as values that JSON can carry, without its clock."""
-        tree = to_tree(self)
-        del tree["heard_s"]
-        if now := self.state.now:
-            tree["state"]["now"]["pending_pct"] = now.pending_pct
-        return tree
-
-
 class LiveView:
-    """Holds the newest snapshot. Its readers never make its writer wait, and get whole snapshots only."""
+    """Holds the newest state. Its readers never make its writer wait, and get whole states only."""
 
-    def __init__(self) -> None:
-        self.snapshot = Snapshot()
-        self._written: tuple[Snapshot, str] | None = None
+    def __init__(self, state: LiveState) -> None:
+        self.state = state
+        self._written: tuple[LiveState, str] | None = None
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Take up one event of the run."""
-        self.snapshot = replace(self.snapshot.after(event), heard_s=time.monotonic())
+        self.state = replace(self.state.after(event), heard_s=time.monotonic())
 
     def end(self, ending: Ending) -> None:
         """Take up the end of the run, after which no event comes."""
-        self.snapshot = replace(self.snapshot.concluded(ending), heard_s=time.monotonic())
+        self.state = replace(self.state.concluded(ending), heard_s=time.monotonic())
 
-    def text(self, snapshot: Snapshot) -> str:
-        """A snapshot as a line of ASCII JSON: the `run`, and `age_s`, the seconds since its newest event."""
-        known = self._written
-        if known is None or known[0] is not snapshot:
-            known = self._written = snapshot, json.dumps(snapshot.tree)
-        return f'{{"age_s": {max(0.0, time.monotonic() - snapshot.heard_s):.1f}, "run": {known[1]}}}'
+    def text(self, state: LiveState) -> str:
+        """A state as a line of ASCII JSON: the `run`, and `age_s`, the seconds since its newest event."""
+        written = self._written
+        if written is None or written[0] is not state:
+            tree = to_tree(state)
+            del tree["heard_s"]
+            written = self._written = state, json.dumps(tree)
+        return f'{{"age_s": {max(0.0, time.monotonic() - state.heard_s):.1f}, "run": {written[1]}}}'

@@ -66,7 +66,7 @@ def folders(place: Path | str) -> list[Path]:
         pattern = places[0]
         matching = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
         places = [path for path in sorted(matching) if _begun(path)]
-    runs = [run for folder in places for run in _parts(folder)]
+    runs = [run for folder in places for run in run_folders(folder)]
     if not runs:
         raise RunError(f"{place} holds no run folder; give one, a study, or a glob of them")
     return runs
@@ -109,12 +109,12 @@ def _begun(folder: Path) -> bool:
     return (folder / MANIFEST).exists() or (folder / STUDY).exists()
 
 
-def _parts(folder: Path) -> list[Path]:
-    """A run's own folder, or those of a study's parts that have begun."""
+def run_folders(folder: Path, depth: int = 4) -> list[Path]:
+    """A run's own folder, or those of a study's parts that have begun; of studies in a study, so deep."""
     if not (folder / STUDY).exists():
         return [folder]
-    parts = [folder / name for name in part_names(folder, read_json(folder / STUDY))]
-    return [run for part in parts if _begun(part) for run in _parts(part)]
+    parts = [folder / name for name in part_names(folder, read_json(folder / STUDY))] if depth else []
+    return [run for part in parts if _begun(part) for run in run_folders(part, depth - 1)]
 
 
 def _copy(filesystem: fs.FileSystem, path: str, place: Path | str) -> Path:

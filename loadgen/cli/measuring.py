@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from analysis.live.address import Address
-from analysis.live.state import Ending, LiveState, LiveView, Snapshot
+from analysis.live.state import Ending, LiveState, LiveView
 from analysis.results import locations, studies, summary, verdicts
 from analysis.results.locations import SUMS
 from analysis.results.runs import Run, load_run
@@ -108,14 +108,13 @@ def _page(arguments: argparse.Namespace) -> Iterator[LiveView | None]:
     # An HTTP server and Prometheus's format, which no command without a page needs.
     from analysis.live.server import invitation, serving
 
-    view = LiveView()
-    view.snapshot = Snapshot(LiveState(verb=arguments.verb))
+    view = LiveView(LiveState(verb=arguments.verb))
     with serving(Address.from_words(arguments.live, LIVE), view, LIVE) as server:
         terminal.note(invitation(server.address))
         try:
             yield view
         finally:
-            if view.snapshot.ending is None:
+            if view.state.ending is None:
                 view.end(Ending(NO_RESULT, None))
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from analysis.live import state
 from analysis.live.screen import clock, screen, window_line
-from analysis.live.state import BEGAN, Snapshot, WindowSoFar, done_window
+from analysis.live.state import BEGAN, LiveState, WindowSoFar, done_window
 from analysis.results.json_border import finite
 from conf.io import terminal
 from conf.io.one_line import printable
@@ -69,7 +69,7 @@ class LiveScreen:
 
     def __init__(self) -> None:
         self._start = time.monotonic()
-        self._snapshot = Snapshot()
+        self._state = LiveState()
         self._seen: WindowSoFar | None = None
         self._console = Console(stderr=True)
         self.live = Live(
@@ -77,13 +77,13 @@ class LiveScreen:
         )
 
     def __call__(self, kind: str, /, **facts: Any) -> None:
-        self._snapshot = self._snapshot.after({"event": kind, **facts})
-        self._seen = None if kind == BEGAN else self._snapshot.state.now or self._seen
+        self._state = self._state.after({"event": kind, **facts})
+        self._seen = None if kind == BEGAN else self._state.now or self._seen
 
     def drawn(self) -> Text:
         """The screen as it stands, for the terminal's size."""
         width, height = self._console.size
-        lines = screen(self._snapshot.state, width - 1, height - 2, self._seen)
+        lines = screen(self._state, width - 1, height - 2, self._seen)
         lines[0] = f"{lines[0]}  {clock(time.monotonic() - self._start)}"[: width - 1]
         # As `Text`, or brackets in it would be taken for markup.
         return Text("\n".join(lines), no_wrap=True, overflow="crop")

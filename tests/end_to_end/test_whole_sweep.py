@@ -83,11 +83,11 @@ def swept(folder: Path, seed: int) -> dict[str, Any]:
 def check_page(heard: list[dict[str, Any]], folder: Path, code: int, out: str) -> None:
     """The stream told windows while they ran, then the end."""
     runs = [tree["run"] for tree in heard]
-    windows = [run["state"]["now"] for run in runs if run["state"]["now"]]
+    windows = [run["now"] for run in runs if run["now"]]
     assert windows and all(0 <= now["pending"] <= now["sent"] for now in windows)
     assert {now["kind"] for now in windows} == {"window"}
     last = runs[-1]
-    assert (last["state"]["run_id"], last["state"]["verb"]) == (folder.name, "sweep")
+    assert (last["run_id"], last["verb"]) == (folder.name, "sweep")
     assert last["ending"]["exit_code"] == code and last["ending"]["text"] in out
     assert last["ending"]["report"] == str(folder / "report.html")
     assert not (folder / "live.json").exists()

@@ -15,8 +15,8 @@ import pytest
 
 from analysis import __main__ as reading
 from analysis.live import followed as following
-from analysis.live.followed import FollowedRun, events_of, followed, live
-from analysis.live.state import FILE, Snapshot
+from analysis.live.followed import events_of, live, look
+from analysis.live.state import FILE, LiveState
 from analysis.results.json_border import to_tree
 from analysis.results.runs import RunError
 from conf import ConfigError
@@ -47,75 +47,62 @@ def end(run: Path) -> None:
     write(run, *(line for line in LINES if b'"event": "end"' in line))
 
 
-def of(run: Path) -> FollowedRun:
-    return followed(run)
-
-
 def test_a_run_that_has_ended_is_there_at_once() -> None:
-    snapshot = followed(GOLDEN).look()
-    assert snapshot.ending and snapshot.ending.exit_code == 0
-    assert (
-        snapshot.ending.text.startswith("SIMULATED, VALID  3.31 QPS per node")
-        and snapshot.ending.report is None
-    )
-    assert (snapshot.state.run_id, snapshot.state.verb, snapshot.state.ended) == ("golden_run", "sweep", True)
-    assert len(snapshot.state.windows) == 8 and snapshot.state.now is None
+    state = look(GOLDEN)
+    assert state.ending and state.ending.exit_code == 0
+    assert state.ending.text.startswith("SIMULATED, VALID  3.31 QPS per node") and state.ending.report is None
+    assert (state.run_id, state.verb) == ("golden_run", "sweep")
+    assert len(state.windows) == 8 and state.now is None
 
 
 def test_a_growing_log_gives_the_states_of_its_lines_however_it_is_cut(run: Path) -> None:
-    source = of(run)
     text = b"".join(line for line in LINES if b'"event": "end"' not in line)
     for start in range(0, len(text), 7919):
         write(run, text[start : start + 7919])
-        snapshot = source.look()
-    whole = of(run).look()
-    assert snapshot.state == whole.state and len(whole.state.windows) == 8
-    assert not whole.state.ended and whole.ending is None
+        state = look(run)
+    assert len(state.windows) == 8 and state.ending is None
 
 
 def test_the_running_window_comes_from_its_own_file_until_the_end(run: Path) -> None:
-    source = of(run)
     write(run, *LINES[:23])
     (run / FILE).write_text(json.dumps(to_tree(RUNNING)))
-    assert source.look().state.now is None, "it is the file of another window"
+    assert look(run).now is None, "it is the file of another window"
     now = replace(RUNNING, index=7)
     (run / FILE).write_text(json.dumps(to_tree(now)))
-    assert source.look().state.now == now
+    assert look(run).now == now
     write(run, b'{"event": "told", "text": "anything"}\n')
-    assert source.look().state.now == now
+    assert look(run).now == now
     write(run, LINES[23])
-    assert source.look().state.now is None
+    assert look(run).now is None
     write(run, b'{"event": "window", "index": 7}\n')
     (run / FILE).write_text('{"index": "damaged')
-    assert source.look().state.now is None
+    assert look(run).now is None
 
 
 def test_the_end_and_then_the_report_are_noticed(run: Path) -> None:
-    source = of(run)
     write(run, *(line for line in LINES if b'"event": "end"' not in line))
-    assert source.look().ending is None
+    assert look(run).ending is None
     shutil.copy(GOLDEN / "sweep.json", run)
-    assert source.look().ending is None, "the log has not ended: the run is being resumed"
+    assert look(run).ending is None, "the log has not ended: the run is being resumed"
     end(run)
     unsealed(run)
-    snapshot = source.look()
-    assert snapshot.ending and snapshot.ending.exit_code == 0 and snapshot.state.exit_code == 0
+    state = look(run)
+    assert state.ending and state.ending.exit_code == 0
     (run / "report.html").touch()
-    later = source.look()
+    later = look(run)
     assert later.ending and later.ending.report == str(run / "report.html")
     write(run, b'{"event": "warm", "text": "resumed"}\n')
-    assert source.look().ending is None
+    assert look(run).ending is None
 
 
 def test_a_log_that_is_replaced_is_read_anew(run: Path) -> None:
-    source = of(run)
     write(run, *LINES)
-    assert len(source.look().state.windows) == 8
+    assert len(look(run).windows) == 8
     (run / "other").write_bytes(b'{"event": "warm", "text": "another run"}\n')
     (run / "other").replace(run / "events.jsonl")
-    assert source.look().state.log == ("another run",)
+    assert look(run).log == ("another run",)
     (run / "events.jsonl").write_bytes(b"")
-    assert source.look().state.log == ()
+    assert look(run).log == ()
 
 
 def test_damaged_lines_are_skipped(run: Path) -> None:
@@ -131,19 +118,18 @@ def test_damaged_lines_are_skipped(run: Path) -> None:
         b'{"event": "window_so_far"}\n',
         b'{"event": "window_done", "index": 0, "requests": 1e999}\n',
     )
-    source = of(run)
     write(run, *bad, b"\n", *LINES[:6])
-    snapshot = source.look()
-    assert snapshot.state.log[-1] == json.loads(LINES[5])["text"] and not snapshot.state.windows
+    state = look(run)
+    assert state.log[-1] == json.loads(LINES[5])["text"] and not state.windows
 
 
 def test_a_log_takes_no_more_than_its_bounds(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "MOST_LINE", 100)
     monkeypatch.setattr(following, "READ_BYTES", 290)
     write(run, b'{"event": "old", "text": "old"}\n', b"x" * 200, b'\n{"event": "new", "text": "new"}\n{"ev')
-    assert of(run).look().state.log == ("old", "new")
+    assert look(run).log == ("old", "new")
     write(run, b'ent": "last", "text": "last"}\n')
-    assert of(run).look().state.log == ("new", "last"), "the first line is cut"
+    assert look(run).log == ("new", "last"), "the first line is cut"
 
 
 def test_a_strangers_texts_are_short_and_printable_and_its_trees_small() -> None:
@@ -163,22 +149,22 @@ def test_links_and_pipes_are_not_followed(run: Path, tmp_path: Path) -> None:
     (run / "events.jsonl").unlink()
     (run / "events.jsonl").symlink_to(tmp_path / "secret")
     os.mkfifo(run / FILE)
-    assert of(run).look().state.log == ()
+    assert look(run).log == ()
 
 
 def test_the_nodes_of_a_run_are_those_of_its_configuration(run: Path) -> None:
-    assert of(run).look().nodes is None
+    assert look(run).nodes is None
     shutil.copy(GOLDEN / "config.yaml", run)
-    assert of(run).look().nodes == 1
+    assert look(run).nodes == 1
 
 
 def test_another_run_of_a_study_starts_anew_and_the_log_goes_on() -> None:
-    seen = Snapshot()
+    seen = LiveState()
     for line in LINES:
         seen = seen.after(json.loads(line))
     other = seen.after({"event": "run", "run_id": "b", "verb": "compare", "nodes": 2})
-    assert (other.state.run_id, other.state.verb, other.nodes) == ("b", "compare", 2)
-    assert not other.state.windows and not other.state.beliefs and other.state.log == seen.state.log
+    assert (other.run_id, other.verb, other.nodes) == ("b", "compare", 2)
+    assert not other.windows and not other.beliefs and other.log == seen.log
 
 
 def study(folder: Path, exit_code: int | None, *names: str) -> Path:
@@ -192,28 +178,27 @@ def test_of_a_study_the_newest_run_that_goes_on_is_shown(tmp_path: Path, run: Pa
     shutil.copytree(GOLDEN, tmp_path / "first")
     os.utime(run / "events.jsonl", (2e9, 2e9))
     os.utime(tmp_path / "first" / "events.jsonl", (3e9, 3e9))
-    source = followed(study(tmp_path, None, "first", "golden_run", "not_begun"))
-    snapshot = source.look()
-    assert [(part.name, part.ended, part.shown) for part in snapshot.parts] == [
+    state = look(study(tmp_path, None, "first", "golden_run", "not_begun"))
+    assert [(part.name, part.ended, part.shown) for part in state.parts] == [
         ("first", True, False),
         ("golden_run", False, True),
     ]
-    assert snapshot.ending is None and not snapshot.state.ended
-    assert snapshot.state.run_id == f"{tmp_path.name}/golden_run"
+    assert state.ending is None
+    assert state.run_id == f"{tmp_path.name}/golden_run"
     end(run)
     study(tmp_path, 4, "first", "golden_run")
-    last = source.look()
-    assert last.ending and last.ending.exit_code == 4 and last.state.ended
+    last = look(tmp_path)
+    assert last.ending and last.ending.exit_code == 4
 
 
 def test_a_study_whose_runs_have_not_begun_says_so(tmp_path: Path) -> None:
-    snapshot = followed(study(tmp_path, None, "a", "b")).look()
-    assert "no run of this study has begun" in snapshot.state.phase and not snapshot.parts
+    state = look(study(tmp_path, None, "a", "b"))
+    assert "no run of this study has begun" in state.phase and not state.parts
 
 
 def test_a_study_that_holds_itself_ends(tmp_path: Path) -> None:
     (study(tmp_path, None, "a") / "a").symlink_to(tmp_path)
-    assert not followed(tmp_path).look().parts
+    assert not look(tmp_path).parts
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty", "file"])
@@ -227,9 +212,9 @@ def test_a_folder_of_nothing_is_refused(tmp_path: Path, name: str) -> None:
 def test_a_result_that_is_broken_is_said_in_one_line(run: Path) -> None:
     end(run)
     (run / "sweep.json").write_text('{"exit_code": 0, "valid": [], "experiment": 3}')
-    snapshot = of(run).look()
-    assert snapshot.ending and snapshot.ending.text.startswith("the result cannot be read: ")
-    assert "\n" not in snapshot.ending.text
+    state = look(run)
+    assert state.ending and state.ending.text.startswith("the result cannot be read: ")
+    assert "\n" not in state.ending.text
 
 
 def test_the_verb_serves_until_it_is_told_to_stop(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis.live.address import Address
-from analysis.live.followed import followed
+from analysis.live.followed import look
 from analysis.live.server import LiveServer, serving
 from analysis.live.state import FILE, Ending, LiveView
 from analysis.results.json_border import to_tree
@@ -34,8 +34,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def server() -> Iterator[LiveServer]:
-    view = LiveView()
-    view.snapshot = running()
+    view = LiveView(running())
     with serving(Address.from_words("0", "--live"), view, "--live") as up:
         yield up
 
@@ -107,8 +106,7 @@ def test_a_keyboard_reaches_what_scrolls_and_the_phase_is_announced(page: Browse
 def test_the_end_is_said_with_the_result_and_stays_when_the_server_is_gone(
     tab: Browser, tmp_path: Path
 ) -> None:
-    view = LiveView()
-    view.snapshot = running()
+    view = LiveView(running())
     with serving(Address.from_words("0", "--live"), view, "--live") as server:
         tab.open(server.address.url)
         until(lambda: tab.text("#link") == "live")
@@ -121,8 +119,7 @@ def test_the_end_is_said_with_the_result_and_stays_when_the_server_is_gone(
 
 
 def test_a_lost_connection_is_said_and_found_again(tab: Browser) -> None:
-    view = LiveView()
-    view.snapshot = running()
+    view = LiveView(running())
     with serving(Address.from_words("0", "--live"), view, "--live") as server:
         tab.open(server.address.url)
         until(lambda: tab.text("#link") == "live")
@@ -150,8 +147,7 @@ def test_a_strangers_words_are_words(tab: Browser, tmp_path: Path) -> None:
     now = to_tree(RUNNING) | {"kind": evil}
     now["latencies"] = {evil: now["latencies"]["ttft_p90_ms"]}
     (tmp_path / FILE).write_text(json.dumps(now))
-    view = LiveView()
-    view.snapshot = followed(tmp_path).look()
+    view = LiveView(look(tmp_path))
     tab.complaints.clear()
     tab.asked.clear()
     with serving(Address.from_words("0", "--port"), view, "--port") as server:
@@ -171,8 +167,7 @@ def test_a_strangers_words_are_words(tab: Browser, tmp_path: Path) -> None:
 def test_figures_that_are_unknown_or_infinite_are_said(tab: Browser) -> None:
     tree = to_tree(RUNNING) | {"in_flight": None, "achieved_qps_per_node": None, "budget_s": None}
     tree["latencies"]["ttft_p90_ms"] |= {"p90_ms": float("inf"), "p50_ms": None}
-    view = LiveView()
-    view.snapshot = running(None)
+    view = LiveView(running(None))
     view.add({"event": "window_so_far", **tree})
     with serving(Address.from_words("0", "--live"), view, "--live") as server:
         tab.open(server.address.url)

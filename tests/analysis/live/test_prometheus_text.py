@@ -7,15 +7,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from analysis.live import prometheus_text
-from analysis.live.state import LatencySoFar, LiveState, Snapshot
+from analysis.live.state import LatencySoFar, LiveState
 from tests.support.runs.live_states import RUNNING, running
 
 RUN = {"run": "20261124-050000-a1b2", "verb": "sweep"}
 
 
-def samples(snapshot: Snapshot) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def samples(state: LiveState) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Value by name and labels beside run and verb."""
-    text = prometheus_text.metrics_page(snapshot).decode()
+    text = prometheus_text.metrics_page(state).decode()
     return {
         (
             sample.name,
@@ -56,7 +56,7 @@ def test_figures_are_in_base_units() -> None:
 
 
 def test_requests_are_counted_over_all_windows() -> None:
-    done = running().state.windows
+    done = running().windows
     found = samples(running())
     answered = sum(window.requests - window.failed - window.pending for window in done)
     assert found["maxqps_requests_total", (("status", "answered"),)] == answered + 40
@@ -64,7 +64,7 @@ def test_requests_are_counted_over_all_windows() -> None:
 
 
 def test_what_is_unknown_is_absent() -> None:
-    names = {name for name, _ in samples(Snapshot())}
+    names = {name for name, _ in samples(LiveState())}
     assert names == {
         *("maxqps_run_info", "maxqps_ended", "maxqps_windows", "maxqps_void_windows", "maxqps_requests_total")
     }
@@ -95,6 +95,6 @@ def test_a_bound_of_another_name_or_a_strangers_becomes_no_metric() -> None:
 
 def test_a_strangers_run_name_stays_a_label() -> None:
     state = LiveState(run_id='x"} 1\nevil_total 9', verb="\\")
-    families = list(text_string_to_metric_families(prometheus_text.metrics_page(Snapshot(state)).decode()))
+    families = list(text_string_to_metric_families(prometheus_text.metrics_page(state).decode()))
     assert all(family.name.startswith("maxqps_") for family in families)
     assert families[0].samples[0].labels["run"] == 'x"} 1\nevil_total 9'

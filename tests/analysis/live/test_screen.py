@@ -35,7 +35,6 @@ STATE = LiveState(
     phase="window 3 at 5.200 QPS per node: near the estimate",
     now=NOW,
     windows=(replace(DONE, index=0), replace(DONE, index=1), DONE),
-    belief=NARROW,
     beliefs=(WIDE, NARROW),
     log=("the engine model predicts 5.20 QPS per node",),
 )

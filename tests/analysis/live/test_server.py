@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from analysis.live import server as live_server
 from analysis.live.address import Address
 from analysis.live.server import LiveServer, serving
-from analysis.live.state import Ending, LiveView
+from analysis.live.state import Ending, LiveState, LiveView
 from conf import ConfigError
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.runs.live_states import running
@@ -24,9 +24,7 @@ from tests.support.runs.live_states import running
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
     """A server of a run that runs."""
     monkeypatch.setattr(live_server, "PERIOD_S", 0.02)
-    view = LiveView()
-    view.snapshot = running()
-    with serving(Address.from_words("0", "--live"), view, "--live") as up:
+    with serving(Address.from_words("0", "--live"), LiveView(running()), "--live") as up:
         yield up
 
 
@@ -78,7 +76,7 @@ def test_the_page_has_its_state_and_a_policy_that_lets_nothing_else_in(server: L
 def test_the_state_is_json_and_the_metrics_are_prometheuss(server: LiveServer) -> None:
     _, state = asked(server, "/state")
     tree = json.loads(state)
-    assert tree["run"]["state"]["now"]["pending"] == 20 and tree["age_s"] >= 0
+    assert tree["run"]["now"]["pending"] == 20 and tree["age_s"] >= 0
     response, text = asked(server, "/metrics?ignored=1")
     names = {family.name for family in text_string_to_metric_families(text.decode())}
     assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
@@ -136,9 +134,9 @@ def test_a_stream_tells_states_as_they_change_and_the_last_one_at_the_end(server
     with connected(server) as line, line.makefile("rb") as file:
         line.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         heard = states(file)
-        assert next(heard)["run"]["state"]["now"]["index"] == 8
+        assert next(heard)["run"]["now"]["index"] == 8
         server.view.add({"event": "warm", "text": "another phase"})
-        assert next(heard)["run"]["state"]["phase"] == "another phase"
+        assert next(heard)["run"]["phase"] == "another phase"
         server.view.end(Ending("VALID", 0))
         server.closing.set()
         assert [tree["run"]["ending"]["text"] for tree in heard] == ["VALID"]
@@ -192,7 +190,7 @@ def test_readers_beyond_the_bound_are_told_to_come_again(server: LiveServer) -> 
 
 
 def test_nothing_listens_after_the_end() -> None:
-    with serving(Address.from_words("0", "--live"), LiveView(), "--live") as server:
+    with serving(Address.from_words("0", "--live"), LiveView(LiveState()), "--live") as server:
         port = server.address.port
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), PATIENCE_S)

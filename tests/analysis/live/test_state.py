@@ -66,7 +66,6 @@ def test_the_golden_run_adds_up_to_its_own_verdict() -> None:
     events = [json.loads(line) for line in (GOLDEN / "events.jsonl").read_text().splitlines()]
     verdict = json.loads((GOLDEN / "sweep.json").read_text())
     state = after(*events)
-    assert state.ended and state.exit_code == verdict["exit_code"]
     assert [w.index for w in state.windows if w.kind == "window"] == [d["index"] for d in verdict["windows"]]
     assert state.belief is not None and state.belief.low < state.belief.qps_per_node < state.belief.high
 

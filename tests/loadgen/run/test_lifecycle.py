@@ -11,8 +11,8 @@ import pytest
 
 from analysis import load_run
 from analysis.live import prometheus_text
-from analysis.live.followed import followed
-from analysis.live.state import Ending, LiveView
+from analysis.live.followed import look
+from analysis.live.state import Ending, LiveState, LiveView
 from analysis.report.provenance import hosts_table
 from analysis.results import recount, summary
 from analysis.results.json_border import finite, to_tree
@@ -241,27 +241,27 @@ def test_progress_says_which_figures_are_provisional_and_tells_the_final_ones(ra
 @pytest.mark.slow
 def test_page_and_metrics_end_with_the_figures_of_the_verdict(ran: Any) -> None:
     folder, told = ran
-    view = LiveView()
+    view = LiveView(LiveState())
     for kind, facts in told:
         view.add({"event": kind, **facts})
     view.end(Ending("", 0))
     verdict = json.loads((folder / "sweep.json").read_text())
     figures = verdict["capacity"]["qps_per_node"]
-    for snapshot in (view.snapshot, followed(folder).look()):
-        shown = {window.index: window.latencies_p90_ms for window in snapshot.state.windows}
+    for state in (view.state, look(folder)):
+        shown = {window.index: window.latencies_p90_ms for window in state.windows}
         assert shown == {
             row["index"]: {name: row[name] for name in ("ttft_p90_ms", "tpot_p90_ms")}
             for row in verdict["windows"]
         }
-        belief = snapshot.state.belief
+        belief = state.belief
         assert belief is not None and belief.certified == figures["certified"]
         assert (belief.qps_per_node, belief.low, belief.high) == (
             figures["value"],
             figures["low"],
             figures["high"],
         )
-        assert not any(window.pending for window in snapshot.state.windows)
-        metrics = prometheus_text.metrics_page(snapshot).decode()
+        assert not any(window.pending for window in state.windows)
+        metrics = prometheus_text.metrics_page(state).decode()
         answered = sum(row["completed"] for row in verdict["windows"])
         assert f" {figures['certified']}\n" in metrics
         assert f'status="answered",verb="sweep"}} {answered}.0\n' in metrics

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from analysis.live.state import LatencySoFar, LiveState, Snapshot, WindowSoFar
+from analysis.live.state import LatencySoFar, LiveState, WindowSoFar
 from tests.support.runs.golden import GOLDEN
 
 LINES = (GOLDEN / "events.jsonl").read_bytes().splitlines(keepends=True)
@@ -32,11 +32,11 @@ RUNNING = WindowSoFar(
 )
 
 
-def running(now: WindowSoFar | None = RUNNING) -> Snapshot:
+def running(now: WindowSoFar | None = RUNNING) -> LiveState:
     """The golden run before its end, with a window that runs."""
     state = LiveState()
     for line in LINES:
         event = json.loads(line)
         if event["event"] not in ("stop", "end"):
             state = state.after(event)
-    return Snapshot(replace(state, run_id="20261124-050000-a1b2", verb="sweep", now=now), nodes=1)
+    return replace(state, run_id="20261124-050000-a1b2", verb="sweep", now=now, nodes=1)
