@@ -274,14 +274,13 @@ def _application(experiment: Experiment) -> tuple[Tree, ServeFront]:
 
 def _engine_model(experiment: Experiment) -> tuple[Tree, ServeFront]:
     from cluster.ray_session.own_machine import serve_environment
-    from serve_apps.simulated import configured
-    from serve_apps.simulated.app import ENGINES
+    from serve_apps.simulated.app import BUILDER, ENGINES
     from serve_apps.vllm_engine.rendering import BY_CLIENT, KEEP_ALIVE_S, LOOPBACK
 
     application = {
         "name": "maxqps",
         "route_prefix": "/",
-        "import_path": configured.BUILDER,
+        "import_path": BUILDER,
         "args": {"experiment": dump(experiment)},
         "deployments": [{"name": ENGINES, "autoscaling_config": {}}],
     }

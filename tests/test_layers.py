@@ -25,7 +25,6 @@ CONFINED = {
         "cluster/preflight/gpus.py",
         "cluster/preflight/preflight.py",
         "serve_apps/simulated/app.py",
-        "serve_apps/simulated/configured.py",
         "serve_apps/routing/serve_routers.py",
         "serve_apps/routing/prefix_router.py",
         "serve_apps/vllm_engine/app.py",

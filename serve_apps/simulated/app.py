@@ -1,10 +1,13 @@
-"""Builds the Serve application of an engine spec; knows Serve's options and nothing of a running cluster."""
+"""Builds the Serve application of simulated engines, also for a config file of Ray Serve's."""
 
 import asyncio
 import hashlib
 import json
+import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -15,6 +18,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
+from conf import ConfigError, load
 from conf.specs.experiment import Experiment, Layout, Model, Routing, SimulatedEngine
 from serve_apps.engine_model.cost.links import KvLink
 from serve_apps.engine_model.engine.engine import Engine
@@ -27,6 +31,8 @@ from serve_apps.simulated.split_engines import Answers, RemotePrompts, compute
 
 HEALTH_CHECK_PERIOD_S = 2.0
 SHUTDOWN_GRACE_S = 5.0
+BUILDER = f"{__name__}:application"
+"""The `import_path` of a config file of Ray Serve's."""
 ENGINES = "SimulatedReplica"
 """The deployment whose replicas answer; behind HAProxy another one may choose between them."""
 PREFILL = "SimulatedPrefill"
@@ -56,9 +62,8 @@ def build_app(experiment: Experiment) -> Application:
     spec, model, layout, seed = experiment.engine, experiment.model, experiment.layout, experiment.seed
     assert isinstance(spec, SimulatedEngine)
     kind = EngineKind.of(spec, model, experiment.hardware, layout)
-    replica = serve.ingress()(SimulatedReplica)
     options = _options(ENGINES, experiment.replicas, layout, experiment.routing)
-    deployment = serve.deployment(**options)(replica)
+    deployment = serve.deployment(**options)(serve.ingress()(SimulatedReplica))
     if kind.prefill is None or layout.prefill_side is None:
         app = deployment.bind(kind, model, seed)
     else:
@@ -68,6 +73,20 @@ def build_app(experiment: Experiment) -> Application:
         prefill = prompts.bind(kind.prefill.engine, model, seed + PREFILL_SEED, began_s)
         app = deployment.bind(kind, model, seed, prefill, began_s)
     return behind_router(app, experiment.routing)
+
+
+def application(args: Mapping[str, Any]) -> Application:
+    """The application of `experiment`, the text of a saved configuration.
+
+    How many engines run is for the config file to say. Raises ConfigError for another engine or a split one.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder) / "config.yaml"
+        saved.write_text(args["experiment"])
+        experiment = load(base=saved)
+    if not isinstance(experiment.engine, SimulatedEngine) or experiment.layout.prefill is not None:
+        raise ConfigError("a Serve config file of ours holds one kind of simulated engine")
+    return build_app(experiment)
 
 
 def _options(name: str, replicas: int, layout: Layout, routing: Routing | None) -> dict[str, Any]:

@@ -249,8 +249,7 @@ def _timing(steps: EngineSteps) -> dict[str, Any]:
 
 
 def _steps(steps: EngineSteps) -> dict[str, int]:
-    ends = {"first_token_us": steps.first_token_us, "last_token_us": steps.last_token_us}
-    return {"steps": steps.steps, "late_steps": steps.late_steps, **ends}
+    return {name: getattr(steps, name) for name in ("steps", "late_steps", "first_token_us", "last_token_us")}
 
 
 def _event(chunk: dict[str, Any]) -> bytes:

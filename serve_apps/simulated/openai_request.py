@@ -4,7 +4,6 @@ between white space is one token, and each chat message costs one more for its r
 import json
 import struct
 from binascii import Error, a2b_base64
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -173,25 +172,20 @@ def _reveal(fields: dict[str, Any], tokens: Sequence[Hashable], served: ServedMo
         return None
     logprobs, token_ids = _integer(fields, "logprobs"), _flag(fields, "return_token_ids")
     if logprobs is not None:
-        _refuse_logprobs(logprobs, served.vocab)
+        if logprobs < -1:
+            message = f"`logprobs` must be a positive value or -1. (parameter=logprobs, value={logprobs})"
+            raise ApiError(message, param="logprobs")
+        count = served.vocab if logprobs == -1 else logprobs  # -1 asks for the whole vocabulary
+        if count > MAX_LOGPROBS:
+            raise ApiError(
+                f"Requested sample logprobs of {count}, which is greater than max allowed: {MAX_LOGPROBS} "
+                f"(parameter=logprobs, value={count})",
+                param="logprobs",
+            )
         if not _flag(fields, "return_tokens_as_token_ids"):
             message = "logprobs without return_tokens_as_token_ids is not available from the simulated engine"
             raise ApiError(message, param="return_tokens_as_token_ids")
     return Reveal(tokens, logprobs, token_ids) if token_ids or logprobs is not None else None
-
-
-def _refuse_logprobs(count: int, vocab: int) -> None:
-    """-1 asks for the whole vocabulary."""
-    if count < -1:
-        message = f"`logprobs` must be a positive value or -1. (parameter=logprobs, value={count})"
-        raise ApiError(message, param="logprobs")
-    number = vocab if count == -1 else count
-    if number > MAX_LOGPROBS:
-        raise ApiError(
-            f"Requested sample logprobs of {number}, which is greater than max allowed: {MAX_LOGPROBS} "
-            f"(parameter=logprobs, value={number})",
-            param="logprobs",
-        )
 
 
 def _require_room(input_tokens: int, output_tokens: int, max_model_len: int) -> None:
@@ -278,15 +272,14 @@ class SeenImages:
 
     def __init__(self, most: int = CACHED_IMAGES) -> None:
         self._most = most
-        self._names: OrderedDict[int, None] = OrderedDict()
+        self._names: dict[int, bool] = {}
 
     def new_tokens(self, images: Iterable[Image]) -> int:
         """Tokens of the images that have not been seen lately; afterwards all have."""
         tokens = 0
         for image in images:
-            tokens += 0 if image.name in self._names else image.tokens
-            self._names[image.name] = None
-            self._names.move_to_end(image.name)
+            tokens += 0 if self._names.pop(image.name, False) else image.tokens
+            self._names[image.name] = True  # now the one seen last
         while len(self._names) > self._most:
-            self._names.popitem(last=False)
+            del self._names[next(iter(self._names))]
         return tokens

@@ -12,14 +12,11 @@ from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine, Str
 from serve_apps.simulated.revealed_answers import RevealedAnswer
 from serve_apps.simulated.split_engines import RemotePrompts
 
-Page = Callable[[], Awaitable[bytes]]
-"""A further answer to GET, as JSON."""
-
 
 class SimulatedApp:
     """The ASGI application of one replica; the server in front cancels a call whose client has left.
 
-    `prompts` says where prompts are computed (by default in the engine itself); `pages` are further paths.
+    `prompts` says where prompts are computed (by default in the engine itself); `pages` answer GET at further paths with JSON.
     """
 
     def __init__(
@@ -28,7 +25,7 @@ class SimulatedApp:
         served: ServedModel,
         replica_id: str,
         prompts: RemotePrompts | None = None,
-        pages: Mapping[str, Page] | None = None,
+        pages: Mapping[str, Callable[[], Awaitable[bytes]]] | None = None,
     ) -> None:
         self._engine = engine
         self._served = served

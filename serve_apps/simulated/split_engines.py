@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 
 from conf.io.one_line import last_line
 from serve_apps.engine_model.cost.links import KvLink
@@ -69,21 +68,27 @@ def _told(error: Exception) -> Exception:
 
 
 class PrefillCall:
-    """One call to the prefill side, from its beginning on: the prompt is `computed`, and may be `lost` later.
+    """One call to the prefill side, from its beginning on: the prompt is `computed`, and may be lost later.
 
     The error of a prompt that is never computed is QueueFull, ValueError, or EngineDead for a lost engine.
     """
 
     def __init__(self, answers: Answers) -> None:
-        loop = asyncio.get_running_loop()
-        self.computed: asyncio.Future[PromptComputed] = loop.create_future()
-        self.lost: asyncio.Future[str] = loop.create_future()
+        self.computed: asyncio.Future[PromptComputed] = asyncio.get_running_loop().create_future()
+        self._stream: Stream | None = None
+        self._loss = ""
         self._task = asyncio.create_task(self._read(answers))
+
+    def fail_when_lost(self, stream: Stream) -> None:
+        """Let the stream that decodes the prompt fail if the prompt is lost, now or later."""
+        self._stream = stream
+        if self._loss:
+            stream.fail(self._loss)
 
     def end(self) -> None:
         """The prompt is not needed there any more: its blocks are given back."""
-        for each in (self._task, self.computed, self.lost):
-            each.cancel()
+        self._task.cancel()
+        self.computed.cancel()
 
     async def _read(self, answers: Answers) -> None:
         try:
@@ -100,14 +105,10 @@ class PrefillCall:
     def _lose(self, error: Exception) -> None:
         if not self.computed.done():
             self.computed.set_exception(error)
-            self.computed.exception()  # `lost` may be all that is looked at
-        if not self.lost.done():
-            self.lost.set_result(str(error))
-
-
-def _fail(stream: Stream, lost: asyncio.Future[str]) -> None:
-    if not lost.cancelled():
-        stream.fail(lost.result())
+            self.computed.exception()  # the stream may be all that notices
+        self._loss = self._loss or str(error)
+        if self._stream:
+            self._stream.fail(self._loss)
 
 
 class RemotePrompts:
@@ -142,7 +143,7 @@ class RemotePrompts:
             call.end()
             raise
         stream.accepted_s = came_s
-        call.lost.add_done_callback(partial(_fail, stream))
+        call.fail_when_lost(stream)
         self._fetches[stream] = call, asyncio.create_task(self._fetch(stream, call))
         return stream
 
@@ -159,9 +160,8 @@ class RemotePrompts:
             taken_s, tokens = await stream.blocks_taken()
             computed = await asyncio.shield(call.computed)
             stream.prompt = computed.steps
-            computed_s = (
-                computed.at_s if self._write else taken_s
-            )  # what is read was computed before, by any clock
+            # What is read was computed before, by any clock.
+            computed_s = computed.at_s if self._write else taken_s
             end_s = self._link.end_s(computed.begun_s, computed_s, taken_s, tokens)
             self._engine.kv_arrived(stream, end_s)
             await self._engine.until(end_s)

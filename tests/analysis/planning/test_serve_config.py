@@ -46,7 +46,7 @@ def test_the_file_holds_what_littles_law_says(tmp_path: Path, capsys: pytest.Cap
     assert config["max_replicas"] == tree["nodes"]
     assert 1 <= config["min_replicas"] < config["max_replicas"]
     assert config["upscale_delay_s"] == 30 and config["downscale_delay_s"] == 600
-    assert application["import_path"] == "serve_apps.simulated.configured:application"
+    assert application["import_path"] == "serve_apps.simulated.app:application"
     assert file["http_options"] == {"host": "127.0.0.1", "keep_alive_timeout_s": 600}
     assert file["proxy_location"] == "HeadOnly"
     assert (

@@ -1,4 +1,4 @@
-"""`serve_apps.simulated.configured`: by Ray Serve's own config file a deployment follows its load."""
+"""`serve_apps.simulated.app.application`: by Ray Serve's own config file a deployment follows its load."""
 
 import json
 import threading
@@ -16,8 +16,7 @@ from cluster.ray_session.session import Session
 from conf import ConfigError, load
 from conf.compose import dump
 from conf.specs.experiment import Experiment
-from serve_apps.simulated import configured
-from serve_apps.simulated.app import ENGINES
+from serve_apps.simulated.app import BUILDER, ENGINES, application
 from tests.support.machine.patience import until
 
 WORDS = ["layout=dp2_tp4_ep4", "engine.time_scale=.1"]
@@ -44,7 +43,7 @@ def tree_of(experiment: Experiment) -> dict[str, object]:
     return {
         "name": APP,
         "route_prefix": "/",
-        "import_path": configured.BUILDER,
+        "import_path": BUILDER,
         "args": {"experiment": dump(experiment)},
         "deployments": [{"name": ENGINES, "autoscaling_config": {}}],
     }
@@ -86,4 +85,4 @@ def test_a_deployment_follows_its_load_by_the_file(standing: Session) -> None:
 def test_a_file_of_another_engine_is_refused() -> None:
     saved = {"experiment": dump(load(["engine=vllm"]))}
     with pytest.raises(ConfigError, match="one kind of simulated engine"):
-        configured.application(saved)
+        application(saved)
