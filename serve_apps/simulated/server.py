@@ -16,7 +16,7 @@ from serve_apps.simulated.split_engines import RemotePrompts
 class SimulatedApp:
     """The ASGI application of one replica; the server in front cancels a call whose client has left.
 
-    `prompts` says where prompts are computed (by default in the engine itself); `pages` answer GET at further paths with JSON.
+    `prompts` says where prompts are computed (by default in the engine itself); `pages` are further paths.
     """
 
     def __init__(
