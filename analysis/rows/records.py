@@ -59,10 +59,6 @@ be asked; there is none where the service uses no GPU, or nothing is known of it
 PROGRESS = SHARD.remove(SHARD.get_field_index("itl_us"))
 """`SHARD` without the gaps: the reports on requests while a run goes on."""
 
-TALKED = ("character", "character_tokens", "persona_tokens", "history_cut", "after")
-"""Columns of a plan for turns of conversations, null for other requests: the groups with which its prompt
-begins alike, and the seq of the session's turn before."""
-
 PLAN = pa.schema(
     [
         *(
@@ -73,7 +69,6 @@ PLAN = pa.schema(
             SHARD.field(f"{name}_tokens")
             for name in ("requested_input", "requested_output", "shared", "image", "reusable")
         ),
-        *(pa.field(name, pa.int64()) for name in TALKED),
     ]
 )
 """Columns that are known of a request before it is sent."""
@@ -98,8 +93,7 @@ def empty(schema: pa.Schema, count: int) -> dict[str, pa.Array]:
 def lost(plan: pa.Table, wall_start_ns: int | None = None, time_scale: float = 1.0) -> pa.Table:
     """Rows (schema `SHARD`) for planned requests (schema `PLAN`) without any record."""
     count = plan.num_rows
-    planned = [name for name in PLAN.names if name not in TALKED]
-    columns = empty(SHARD, count) | {name: plan.column(name) for name in planned}
+    columns = empty(SHARD, count) | {name: plan.column(name) for name in PLAN.names}
     columns["status"] = pa.repeat("lost", count)
     columns["error_kind"] = pa.repeat("no_record", count)
     if wall_start_ns is not None:

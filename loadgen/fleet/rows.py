@@ -119,9 +119,7 @@ _ABSENT = {column.name for column in fields(ArrivalSchedule) if column.default i
 OPTIONAL = {column.name: column.default for column in fields(Planned) if column.name in _ABSENT}
 """Columns that a schedule may lack, in the order of `Planned`, and what stands for them then."""
 COLUMNS = {
-    name: {"session_id": "session"}.get(name, name.removeprefix("requested_"))
-    for name in records.PLAN.names
-    if name not in records.TALKED
+    name: {"session_id": "session"}.get(name, name.removeprefix("requested_")) for name in records.PLAN.names
 }
 """Columns of a request's row that its plan says, and their names in `Planned` and in a schedule."""
 LAST_TURN = 2**15 - 1
@@ -161,22 +159,14 @@ def planned(schedule: ArrivalSchedule) -> list[Planned]:
 def plan_table(schedule: ArrivalSchedule) -> pa.Table:
     """The schedule as a table of schema `PLAN`."""
     count = len(schedule)
-    columns = {name: _column(getattr(schedule, own), own, count) for name, own in COLUMNS.items()}
+    columns: dict[str, Any] = {}
+    for name, own in COLUMNS.items():
+        values = getattr(schedule, own)
+        values = OPTIONAL[own] if values is None else values
+        columns[name] = pa.nulls(count) if values is None else np.broadcast_to(values, count)
     columns["phase"] = [PHASES[phase] for phase in schedule.phase.tolist()]
-    if schedule.turn is not None:
-        columns["turn"] = np.minimum(schedule.turn, LAST_TURN)
-    for name in records.TALKED:  # null of requests that belong to no conversation
-        column = getattr(schedule, name)
-        columns[name] = pa.nulls(count) if column is None else column
+    columns["turn"] = np.minimum(columns["turn"], LAST_TURN)
     return pa.table(columns, schema=records.PLAN)
-
-
-def _column(values: Any, name: str, count: int) -> Any:
-    """A column of a schedule, where it has one value or none of its own too."""
-    if values is None and OPTIONAL[name] is None:
-        return pa.nulls(count)
-    values = OPTIONAL[name] if values is None else values
-    return np.full(count, values) if isinstance(values, int) else values
 
 
 def plan_columns(plans: Sequence[Planned]) -> dict[str, Any]:

@@ -275,7 +275,6 @@ class ConversationTraffic:
     def __init__(self, spec: Conversations) -> None:
         self._spec = spec
         self._known: tuple[int, SessionPopulation] | None = None
-        self._planned = np.empty((0, 3), dtype=np.int64)
 
     def draw(
         self, rate_qps: float, bounds_ns: Bounds, *, window_index: int, first_seq: int, seed: int
@@ -294,33 +293,17 @@ class ConversationTraffic:
     def _population(self, seed: int) -> SessionPopulation:
         if self._known is None or self._known[0] != seed:
             self._known = seed, SessionPopulation(self._spec, seed)
-            self._planned = np.empty((0, 3), dtype=np.int64)
         return self._known[1]
 
     def _schedule(
         self, rows: Rows, due_ns: Ints, phase: Ints, window_index: int, first_seq: int
     ) -> ArrivalSchedule:
-        seq = np.arange(first_seq, first_seq + len(rows), dtype=np.int64)
         columns: dict[str, Any] = {name: rows[name].astype(np.int64) for name in COLUMNS.split()}
         return ArrivalSchedule(
             window_index=window_index,
-            seq=seq,
+            seq=np.arange(first_seq, first_seq + len(rows), dtype=np.int64),
             due_ns=due_ns,
             phase=phase,
             shared_tokens=np.full(len(rows), self._spec.system_tokens, dtype=np.int64),
-            after=self._after(columns["session"], columns["turn"], seq),
             **columns,
         )
-
-    def _after(self, sessions: Ints, turns: Ints, seqs: Ints) -> Ints:
-        """The seq of each session's previous planned turn, -1 if unknown, as in a time planned again."""
-        rows = np.concatenate([self._planned, np.stack([sessions, turns, seqs], axis=1)])
-        order = np.argsort(rows[:, 0], kind="stable")
-        ours, last = rows[order], np.ones(len(rows), dtype=np.bool_)
-        last[:-1] = ours[1:, 0] != ours[:-1, 0]
-        follows = np.flatnonzero(~last) + 1
-        follows = follows[ours[follows, 1] > ours[follows - 1, 1]]
-        before = np.full(len(rows), -1, dtype=np.int64)
-        before[order[follows]] = ours[follows - 1, 2]
-        self._planned = ours[last]
-        return before[len(before) - len(sessions) :]

@@ -43,8 +43,7 @@ class ArrivalSchedule:
     The other columns belong to conversations and are None without them; `turn` then counts from the session's
     own beginning. Prompts of one `character` share their first `character_tokens`; those of one session share
     `persona_tokens` more; those with the same `history_cut` (the first history token that is kept) share the
-    rest, as far as the shorter one goes. `after` is the seq of the session's previous planned turn, or -1;
-    that turn may have been retracted since.
+    rest, as far as the shorter one goes.
     """
 
     window_index: int
@@ -62,7 +61,6 @@ class ArrivalSchedule:
     character_tokens: Ints | None = None
     persona_tokens: Ints | None = None
     history_cut: Ints | None = None
-    after: Ints | None = None
     image_tokens: Ints | None = None
     line: Ints | None = None
     begins: NDArray[np.object_] | None = None

@@ -206,9 +206,8 @@ def test_the_load_that_runs_out_is_of_the_same_users() -> None:
     load_prepared(drive, window_plan(0, 20.0))
     drive.drain(run_out=True)
     *before, last = saved
-    assert last.session is not None and last.after is not None and len(last) > 10
-    known = np.isin(last.session, np.concatenate([plan.session for plan in before]))
-    assert known.mean() > 0.8 and np.all(last.after[known] >= 0)
+    assert last.session is not None and len(last) > 10
+    assert np.isin(last.session, np.concatenate([plan.session for plan in before])).mean() > 0.8
 
 
 def test_ramp_steps_are_not_warmed_up() -> None:

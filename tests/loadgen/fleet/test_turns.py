@@ -28,9 +28,9 @@ WORKLOAD = load(["workload=character"]).workload
 MS = NS // 1000
 
 
-def turns(*rows: tuple[int, int, int, int]) -> ArrivalSchedule:
-    """A schedule of (seq, due in ms, session, seq of the turn before): three tokens out, twenty in."""
-    seq, due_ms, session, after = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+def turns(*rows: tuple[int, int, int]) -> ArrivalSchedule:
+    """A schedule of (seq, due in ms, session): three tokens out, forty in."""
+    seq, due_ms, session = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
     ones = np.ones_like(seq)
     return ArrivalSchedule(
         window_index=0,
@@ -46,7 +46,6 @@ def turns(*rows: tuple[int, int, int, int]) -> ArrivalSchedule:
         character_tokens=14 * ones,
         persona_tokens=10 * ones,
         history_cut=0 * ones,
-        after=after,
     )
 
 
@@ -116,8 +115,8 @@ def test_a_turn_is_sent_when_the_one_before_has_ended_and_nobody_else_waits(tmp_
             yield 0.01
         yield from answer(body)
 
-    schedule = turns((0, 0, 7, -1), (1, 50, 7, 0), (2, 60, 8, -1), (3, 70, 7, 1))
-    rows, seen = sent(tmp_path, schedule, script, watch=all_in_flight, later=turns((4, 80, 7, 3)))
+    schedule = turns((0, 0, 7), (1, 50, 7), (2, 60, 8), (3, 70, 7))
+    rows, seen = sent(tmp_path, schedule, script, watch=all_in_flight, later=turns((4, 80, 7)))
     assert column(rows, "status") == ["ok"] * 5
     ends, starts = (at_ns(rows, event) for event in ("end", "send"))
     blocked = column(rows, "turn_blocked_ns")
@@ -131,7 +130,7 @@ def test_a_turn_is_sent_when_the_one_before_has_ended_and_nobody_else_waits(tmp_
 
 
 def test_latency_counts_from_the_due_time_and_send_lag_without_the_wait(tmp_path: Path) -> None:
-    rows, _ = sent(tmp_path, turns((0, 0, 7, -1), (1, 50, 7, 0)), slow)
+    rows, _ = sent(tmp_path, turns((0, 0, 7), (1, 50, 7)), slow)
     ttft, lag = metrics.ttft(rows), metrics.send_lag(rows)
     assert ttft[1] > 100 and ttft[1] > ttft[0]
     assert lag[1] == (column(rows, "send_offset_ns")[1] - column(rows, "turn_blocked_ns")[1]) / MS
@@ -141,29 +140,21 @@ def test_a_turn_follows_a_failure_too(tmp_path: Path) -> None:
     def script(_: dict[str, Any]) -> list[Any]:
         return [head(), token(), 0.2, None]
 
-    rows, _ = sent(tmp_path, turns((0, 0, 7, -1), (1, 20, 7, 0)), script)
+    rows, _ = sent(tmp_path, turns((0, 0, 7), (1, 20, 7)), script)
     assert column(rows, "status") == ["truncated", "truncated"]
     assert column(rows, "turn_blocked_ns")[1] > 50 * MS
 
 
-def test_a_turn_waits_also_for_one_that_its_plan_does_not_name(tmp_path: Path) -> None:
-    """As after a window that was cut short: what was planned again knows nothing of the turns before."""
-    rows, _ = sent(tmp_path, turns((0, 0, 7, -1), (9, 50, 7, 5)), slow)
-    assert column(rows, "status") == ["ok", "ok"] and column(rows, "turn_blocked_ns")[1] > 50 * MS
-
-
 def test_what_was_never_sent_holds_nobody(tmp_path: Path) -> None:
-    """A turn before that was retracted, or that another window planned and dropped."""
-    rows, _ = sent(
-        tmp_path, turns((0, 0, 7, 99), (1, 600_000, 7, 0)), answer, watch=lambda ended, _: ended, retract=True
-    )
+    schedule = turns((0, 0, 7), (1, 600_000, 7))
+    rows, _ = sent(tmp_path, schedule, answer, watch=lambda ended, _: ended, retract=True)
     assert column(rows, "status") == ["ok", "missed"]
     assert column(rows, "turn_blocked_ns") == [None, None]
 
 
 def test_who_waits_as_long_as_a_request_may_last_has_gone(tmp_path: Path) -> None:
     hung = [head(), token(), 600.0]
-    schedule = turns((0, 0, 7, -1), (1, 150, 7, 0), (2, 160, 7, 1))
+    schedule = turns((0, 0, 7), (1, 150, 7), (2, 160, 7))
     rows, _ = sent(tmp_path, schedule, lambda _: hung, timeout_s=0.2)
     assert column(rows, "status") == ["timeout"] * 3
     assert rows.num_rows == 3 and column(rows, "error_kind")[2] == "turn_blocked"
@@ -177,7 +168,7 @@ def test_a_run_that_ends_has_a_row_for_who_waits(tmp_path: Path) -> None:
     hung = [head(), token(), 600.0]
     rows, _ = sent(
         tmp_path,
-        turns((0, 0, 7, -1), (1, 20, 7, 0)),
+        turns((0, 0, 7), (1, 20, 7)),
         lambda _: hung,
         watch=lambda _, pending: pending == 2,
         end=True,
