@@ -151,32 +151,24 @@ class Prompts:
         persona; the rest is history. `names` are character, session and history cut: equal ones share their
         level.
         """
+        shared, of_character, persona = levels
+        character, session, cut = CHARACTERS_FROM + names[0], SESSIONS_FROM + names[1], CUTS_FROM + names[2]
+        name, (system, *own) = self._source.name, self._source.levels
+        named = (
+            (character, character, of_character - shared),
+            (session, session, persona),
+            (cut, cut + names[1], input_tokens - of_character - persona),
+        )
         head, *begins = self._begins
-        system, *others = self.levels(input_tokens, levels, names)
-        pieces = [*system]
-        for begin, level in zip(begins, others, strict=True):
-            pieces += [begin, *level] if begin else level
+        pieces = system.pieces((), 0, shared)
+        for begin, level, (number, place, tokens) in zip(begins, own, named, strict=True):
+            pieces += [begin] if begin else []
+            pieces += level.pieces(name(number), place * STRIDE, tokens)
         return self._joined(head, pieces, self._close, output_tokens)
 
     def _joined(self, head: bytes, pieces: list[TokenBytes], close: bytes, output_tokens: int) -> bytes:
         limits = self._limits % {b"tokens": output_tokens}
         return b"".join((head, self._separator.join(pieces), close, limits, self._tail))
-
-    def levels(
-        self, input_tokens: int, levels: tuple[int, int, int], names: tuple[int, int, int]
-    ) -> list[list[TokenBytes]]:
-        """The tokens of such a turn, level by level, as they stand in its body."""
-        shared, of_character, persona = levels
-        character, session, cut = names
-        history = input_tokens - of_character - persona
-        name, own = self._source.name, self._source.levels
-        numbers = CHARACTERS_FROM + character, SESSIONS_FROM + session, CUTS_FROM + cut
-        return [
-            own[0].pieces((), 0, shared),
-            own[1].pieces(name(numbers[0]), numbers[0] * STRIDE, of_character - shared),
-            own[2].pieces(name(numbers[1]), numbers[1] * STRIDE, persona),
-            own[3].pieces(name(numbers[2]), (numbers[2] + session) * STRIDE, history),
-        ]
 
 
 def _after_prompt(model: str, target: Endpoints) -> tuple[bytes, bytes]:

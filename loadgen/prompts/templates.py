@@ -9,6 +9,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, Undefined, nodes, pass_context
@@ -169,21 +170,19 @@ WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+$")
 STAND_IN_IDS = 2**16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RenderedPart:
     """A rendered part; the first `left_out` of its tokens were cut off to fit."""
 
-    name: str
-    role: str
-    truncation_priority: int
+    part: PromptPart
     text: str
-    encoded: Encoded
+    encode: Encode
     left_out: int = 0
 
-    @property
-    def tokens(self) -> list[int]:
-        """The ids of the remaining tokens."""
-        return [number for number, _ in self.encoded[self.left_out :]]
+    @cached_property
+    def encoded(self) -> Encoded:
+        """All its tokens: a part is encoded by itself, so that no later text changes them."""
+        return self.encode(self.text)
 
     @property
     def left(self) -> str:
@@ -214,8 +213,7 @@ class PromptTemplate:
                 texts = [content.render({**data, **item}) for item in items]
             except (TemplateError, *WRONG) as error:
                 raise _refusal(part, error) from error
-            head = part.name, part.role, part.truncation_priority
-            pieces += [RenderedPart(*head, text, self._encode(text)) for text in texts]
+            pieces += [RenderedPart(part, text, self._encode) for text in texts]
         return pieces
 
 
@@ -224,28 +222,27 @@ def fitted(pieces: Sequence[RenderedPart], limit_tokens: int, step_tokens: int) 
 
     Raises ConfigError if the parts that are never cut are too long.
     """
-    spare = sum(len(piece.encoded) for piece in pieces if piece.truncation_priority)
+    cuttable = [i for i, piece in enumerate(pieces) if piece.part.truncation_priority]
+    spare = sum(len(pieces[i].encoded) for i in cuttable)
     fixed = sum(len(piece.encoded) for piece in pieces) - spare
-    room = limit_tokens - fixed
-    if room < 0:
+    if fixed > limit_tokens:
         raise ConfigError(f"template: {fixed} tokens must stay but the limit is {limit_tokens}; raise it")
-    left = min(spare, int(cut_tokens(spare, room, step_tokens)))
+    left = min(spare, int(cut_tokens(spare, limit_tokens - fixed, step_tokens)))
     parts = list(pieces)
-    order = [i for i, piece in enumerate(pieces) if piece.truncation_priority]
-    for i in sorted(order, key=lambda i: pieces[i].truncation_priority):
+    for i in sorted(cuttable, key=lambda i: pieces[i].part.truncation_priority):
         gone = min(left, len(pieces[i].encoded))
         parts[i], left = replace(pieces[i], left_out=gone), left - gone
     return parts
 
 
 def token_ids(pieces: Sequence[RenderedPart]) -> list[int]:
-    """The remaining token ids; each part is encoded by itself, so that no later text changes its tokens."""
-    return [number for piece in pieces for number in piece.tokens]
+    """The remaining token ids."""
+    return [number for piece in pieces for number, _ in piece.encoded[piece.left_out :]]
 
 
 def messages(pieces: Sequence[RenderedPart]) -> list[dict[str, str]]:
     """The remaining parts as messages of a chat API."""
-    return [{"role": piece.role, "content": piece.left} for piece in pieces if piece.left]
+    return [{"role": piece.part.role, "content": piece.left} for piece in pieces if piece.left]
 
 
 def by_words(written: str) -> Encoded:

@@ -18,30 +18,6 @@ Run = tuple[int, int]
 Runs = tuple[Run, ...]
 
 
-class BlockTree:
-    """All blocks so far, each under the one before it."""
-
-    def __init__(self, block_tokens: int) -> None:
-        self._size = block_tokens
-        self._known: dict[tuple[int, int], tuple[int, int, int]] = {}  # below, hash -> number, owner, end
-
-    def add(self, owner: int, blocks: Sequence[int], tokens: int) -> Runs:
-        """The runs that earlier prompts own of one with these `blocks`; the rest is then `owner`'s."""
-        runs: list[Run] = []
-        below = 0
-        for place, block in enumerate(blocks, 1):
-            known = self._known.get((below, block))
-            if known is None:
-                known = (len(self._known) + 1, owner, min(place * self._size, tokens))
-                self._known[below, block] = known
-            below, first, end = known
-            if first != owner:
-                if runs and runs[-1][0] == first:
-                    runs.pop()
-                runs.append((first, min(end, tokens)))
-        return tuple(runs)
-
-
 def begins(
     blocks: Sequence[Sequence[int]],
     block_tokens: int,
@@ -50,20 +26,31 @@ def begins(
     seq: Ints,
     stream: Ints | None = None,
 ) -> NDArray[np.object_]:
-    """The `Runs` of every request, in order of arrival; `lines` are those of a trace with these `blocks`.
+    """The `Runs` of every request, in order of arrival: those of its blocks that earlier prompts own.
 
-    Neither two nodes' streams nor two rounds of a trace share beginnings.
+    `lines` are those of a trace with these `blocks`. Neither two nodes' streams nor two rounds of a trace
+    share beginnings.
     """
-    runs = np.empty(len(lines), dtype=object)
-    trees: dict[int, BlockTree] = {}
-    last: dict[int, int] = {}
+    result = np.empty(len(lines), dtype=object)
+    # By stream: the last line, and of each block, by the one before it and its hash: number, owner, end.
+    rounds: dict[int, tuple[int, dict[tuple[int, int], tuple[int, int, int]]]] = {}
     streams = [-1] * len(lines) if stream is None else stream.tolist()
     for i, (line, node) in enumerate(zip(lines.tolist(), streams, strict=True)):
-        if line <= last.get(node, -1) or node not in trees:
-            trees[node] = BlockTree(block_tokens)
-        last[node] = line
-        runs[i] = trees[node].add(int(seq[i]), blocks[line], int(tokens[i]))
-    return runs
+        last, tree = rounds.get(node, (line, {}))
+        tree = {} if line <= last else tree
+        rounds[node] = line, tree
+        own, length, runs = int(seq[i]), int(tokens[i]), list[Run]()
+        below = 0
+        for place, block in enumerate(blocks[line], 1):
+            new = len(tree) + 1, own, min(place * block_tokens, length)
+            below, owner, end = tree.setdefault((below, block), new)
+            if owner == own:
+                continue
+            if runs and runs[-1][0] == owner:
+                runs.pop()
+            runs.append((owner, min(end, length)))
+        result[i] = tuple(runs)
+    return result
 
 
 def reusable_tokens(begun: NDArray[np.object_]) -> Ints:

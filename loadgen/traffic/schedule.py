@@ -4,6 +4,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -94,8 +95,8 @@ class ArrivalSchedule:
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: values for name, values in columns.items() if isinstance(values, np.ndarray)}
 
-    def where(self, mask: NDArray[np.bool_] | slice) -> "ArrivalSchedule":
-        """The requests selected by a boolean mask or a slice."""
+    def where(self, mask: NDArray[np.bool_] | Ints | slice) -> "ArrivalSchedule":
+        """The requests selected by a boolean mask, their places or a slice."""
         arrays: dict[str, Any] = {name: values[mask] for name, values in self._columns().items()}
         return replace(self, **arrays)
 
@@ -124,12 +125,9 @@ def span_ns(bounds_ns: Bounds) -> tuple[int, int]:
 
 def interleaved(streams: Sequence[ArrivalSchedule], first_seq: int) -> ArrivalSchedule:
     """Several streams as one schedule in order of due time."""
-    columns = ["due_ns", "phase", "input_tokens", "output_tokens", "shared_tokens", "stream"]
-    columns += [name for name in ("image_tokens", "line") if getattr(streams[0], name) is not None]
-    joined = {name: np.concatenate([getattr(stream, name) for stream in streams]) for name in columns}
-    order = np.argsort(joined["due_ns"], kind="stable")
-    arrays: dict[str, Any] = {name: column[order] for name, column in joined.items()}
-    return replace(streams[0], seq=np.arange(first_seq, first_seq + len(order), dtype=np.int64), **arrays)
+    joined = reduce(ArrivalSchedule.followed_by, streams)
+    ordered = joined.where(np.argsort(joined.due_ns, kind="stable"))
+    return replace(ordered, seq=np.arange(first_seq, first_seq + len(ordered), dtype=np.int64))
 
 
 UNIQUE_TOKENS = 8

@@ -35,7 +35,7 @@ def data(turns: int, message: str = "and then") -> dict[str, Any]:
 
 def test_parts_are_filled_in_order_and_history_once_for_each_message() -> None:
     pieces = CHAT.render(data(1))
-    assert [piece.name for piece in pieces] == [
+    assert [piece.part.name for piece in pieces] == [
         "system",
         "character",
         "persona",
