@@ -116,7 +116,9 @@ class Planned:
 
 
 _ABSENT = {column.name for column in fields(ArrivalSchedule) if column.default is None} - {"line"}
-OPTIONAL = {column.name: column.default for column in fields(Planned) if column.name in _ABSENT}
+OPTIONAL: dict[str, Any] = {
+    column.name: column.default for column in fields(Planned) if column.name in _ABSENT
+}
 """Columns that a schedule may lack, in the order of `Planned`, and what stands for them then."""
 COLUMNS = {
     name: {"session_id": "session"}.get(name, name.removeprefix("requested_")) for name in records.PLAN.names
