@@ -114,38 +114,24 @@ def parser(verb: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def refuse_idle_flags(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for a flag without effect."""
-    if arguments.require and arguments.verb != "probe":
-        own = {"resume": "continues with its own configuration", "progressive": "has levels of its own"}
-        finds = own.get(arguments.verb, "finds the rate itself")
-        raise ConfigError(f"--require belongs to probe; {arguments.verb} {finds}")
-    for flag in ("sensitivity", "out", "requests"):
-        answering, _ = FLAGS[f"--{flag}"]
-        if getattr(arguments, flag) and (arguments.verb not in answering or arguments.dry_run):
-            raise ConfigError(f"--{flag} belongs to an answer of {' or '.join(answering)}; leave it out")
-    if arguments.measure and arguments.verb != "recommend":
-        raise ConfigError(
-            "--measure belongs to recommend, which it lets measure what it proposes; leave it out"
-        )
+    """Raise ConfigError for a flag without effect, and for a page whose port cannot be listened on."""
+    for flag, (verbs, _) in FLAGS.items():
+        is_set = getattr(arguments, flag.removeprefix("--")) not in (None, False)
+        is_written = flag in ("--out", "--requests", "--sensitivity")
+        if is_set and (arguments.verb not in verbs or (is_written and arguments.dry_run)):
+            what = "an answer of " if is_written else ""
+            raise ConfigError(f"{flag} belongs to {what}{' or '.join(verbs)}; leave it out")
     gridded = any(word.startswith(PREFIX) for word in arguments.words)
     if gridded and arguments.verb not in ("predict", "sweep"):
         raise ConfigError(
             f"{PREFIX}KEY=[...] belongs to predict and sweep; {arguments.verb} takes one value of a key"
         )
-    _refuse_page(arguments)
     if arguments.all and not arguments.dry_run:
         raise ConfigError("--all belongs to --dry-run, which then prints the whole configuration; add that")
-
-
-def _refuse_page(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for a page without a load to follow, and where its port cannot be listened on."""
-    if arguments.live is None:
-        return
     if arguments.verb == "recommend" and not arguments.measure:
-        raise ConfigError(f"{LIVE} follows a load, and recommend loads with --measure only; leave it out")
-    if arguments.verb not in LOADING:
-        refuse_page_without_load(arguments, f"{arguments.verb} computes its answer")
-    Address.from_words(arguments.live, LIVE).refuse_taken(LIVE)
+        refuse_page_without_load(arguments, "recommend loads with --measure only")
+    if arguments.live is not None:
+        Address.from_words(arguments.live, LIVE).refuse_taken(LIVE)
 
 
 def refuse_page_without_load(arguments: argparse.Namespace, why: str) -> None:

@@ -10,15 +10,15 @@ from conf.compose import dump
 from conf.keys import differences
 from loadgen.cli.words import checked_experiment
 from loadgen.studies import comparison
-from loadgen.studies.comparison import CHATS, CLOCK, NODES, OF_BOTH
-from loadgen.studies.gate_questions import gate_pace, longest_s, refuse_synthetic
+from loadgen.studies.comparison import OF_BOTH
+from loadgen.studies.gate_questions import gate_pace, longest_s
 
 USAGE = (
     "{verb} takes two config.yaml of runs, or words for one side: "
     "python -m loadgen {verb} a.layout=dp1_tp8_ep8 b.layout=dp2_tp4_ep4"
 )
-GATE_SHARED = ("workload", "quality", "fleet")
-"""Groups that decide what both sides of the quality gate are asked."""
+GATE_SHARED = ("workload.", "quality.", "fleet.", "model.vocab")
+"""Keys that decide what both sides of the quality gate are asked, and what its tokens mean."""
 
 
 def compared(words: Sequence[str], config: Path | None) -> tuple[Experiment, Experiment]:
@@ -27,7 +27,13 @@ def compared(words: Sequence[str], config: Path | None) -> tuple[Experiment, Exp
     Raises ConfigError unless there are two files or a difference, and if B cannot get A's requests.
     """
     a, b = _sides("compare", words, config)
-    _refuse_other_requests(a, b)
+    if apart := comparison.unlike(a, b):
+        raise ConfigError(
+            f"compare sends B the requests of A, but {apart}; give both sides the same, or measure each by "
+            "sweep matrix.KEY=[A,B]"
+        )
+    if a.search.parts > 1:
+        raise ConfigError("compare is one pair of sweeps; add search.deployments=1 search.repeats=1")
     return a, b
 
 
@@ -37,9 +43,33 @@ def gate_sides(words: Sequence[str], config: Path | None) -> tuple[Experiment, E
     Raises ConfigError unless there are two files or a difference, and for what the gate cannot ask.
     """
     a, b = _sides("quality", words, config)
-    _refuse_other_questions(a, b)
+    if apart := [key for key in differences(a, b) if key.startswith(GATE_SHARED)]:
+        raise ConfigError(f"quality asks both sides the same, but {apart[0]} differs; give both the same")
     for side in (a, b):
-        _refuse_questions(side)
+        drafting = next(
+            (key for key in getattr(side.engine, "args", {}) if key.startswith("speculative")), ""
+        )
+        prompts, fewest = side.quality.prompts, fewest_prompts(side.quality)
+        for is_refused, why in (
+            (
+                side.engine.kind != "simulated" and not side.workload.tokenizer,
+                "quality needs prompts of real text, because divergences on random tokens mean nothing: add "
+                "workload.tokenizer=FOLDER of the model",
+            ),
+            (
+                prompts < fewest,
+                f"quality.prompts={prompts} can never show that answers are the same; raise it to {fewest}, "
+                "or the margins",
+            ),
+            (drafting, f"engine.args.{drafting}: the quality gate compares no drafted tokens; leave it out"),
+            (
+                side.time_scale != 1,
+                f"the quality gate asks on the real clock, not at engine.time_scale={side.time_scale:g}; "
+                "leave it out",
+            ),
+        ):
+            if is_refused:
+                raise ConfigError(why)
     return a, b
 
 
@@ -110,61 +140,3 @@ def answer_folders(words: Sequence[str]) -> tuple[Path, Path] | None:
             "runs/NAME/a runs/OTHER/b"
         )
     return folders[0], folders[1]
-
-
-def _refuse_other_requests(a: Experiment, b: Experiment) -> None:
-    """Raise ConfigError if B would not get A's requests."""
-    apart = comparison.unlike(a, b)
-    if apart in comparison.SHARED:
-        raise ConfigError(
-            f"compare sends B the requests of A, but {apart} differs; give {apart}=... for both"
-        )
-    if apart == CHATS:
-        raise ConfigError(
-            "compare scales A's requests in time, which users of conversations do not follow; measure both "
-            "by sweep matrix.KEY=[A,B]"
-        )
-    if apart == NODES:
-        raise ConfigError(
-            "compare needs as many nodes on both sides, pooled on both or routing=per_node on both: "
-            f"cluster.nodes are {a.cluster.nodes} and {b.cluster.nodes}, streams {a.streams} and {b.streams}"
-        )
-    if apart == CLOCK:
-        raise ConfigError(
-            "compare needs one clock, but engine.time_scale differs: "
-            f"{a.time_scale:g} and {b.time_scale:g}; give engine.time_scale=... for both"
-        )
-    if a.search.parts > 1:
-        raise ConfigError("compare is one pair of sweeps; add search.deployments=1 search.repeats=1")
-
-
-def _refuse_other_questions(a: Experiment, b: Experiment) -> None:
-    """Raise ConfigError if B would not get A's questions and load."""
-    for group in GATE_SHARED:
-        if getattr(a, group) != getattr(b, group):
-            raise ConfigError(
-                f"quality asks both sides the same, but {group} differs; give {group}=... for both"
-            )
-    if a.model.vocab != b.model.vocab:
-        raise ConfigError(
-            "quality needs one tokenizer, but model.vocab differs; compare configurations of one model"
-        )
-
-
-def _refuse_questions(side: Experiment) -> None:
-    """Raise ConfigError for a side that the gate cannot ask."""
-    refuse_synthetic(side)
-    if side.quality.prompts < (fewest := fewest_prompts(side.quality)):
-        raise ConfigError(
-            f"quality.prompts={side.quality.prompts} can never show that answers are the same; raise it to "
-            f"{fewest}, or the margins"
-        )
-    if drafting := [key for key in getattr(side.engine, "args", {}) if key.startswith("speculative")]:
-        raise ConfigError(
-            f"engine.args.{drafting[0]}: the quality gate compares no drafted tokens; leave it out"
-        )
-    if side.time_scale != 1:
-        raise ConfigError(
-            f"the quality gate asks on the real clock, not at engine.time_scale={side.time_scale:g}; leave "
-            "it out"
-        )

@@ -36,23 +36,19 @@ ENDED_NS = 2**62
 """A time after the end of every request on record."""
 SHARED = ("workload", "slo", "search", "fleet")
 """Groups that both sides must share, since B would otherwise answer another question."""
-NODES, CLOCK = "cluster.nodes or routing=per_node", "engine.time_scale"
-CHATS = "workload.conversations"
-"""Users who live on one clock: their turns cannot be scaled in time."""
 OF_BOTH = ("seed", "run", "out")
 """Keys that a study has only once."""
 
 
 def unlike(a: Experiment, b: Experiment) -> str:
-    """The difference that keeps B from getting A's requests; empty if there is none."""
-    groups = [group for group in SHARED if getattr(a, group) != getattr(b, group)]
-    if groups:
-        return groups[0]
+    """What keeps B from getting A's requests; empty if nothing does."""
+    if group := next((group for group in SHARED if getattr(a, group) != getattr(b, group)), ""):
+        return f"{group} differs"
     if a.workload.conversations is not None:
-        return CHATS
+        return "conversations are not scaled in time"
     if a.cluster.nodes != b.cluster.nodes or a.streams != b.streams:
-        return NODES
-    return CLOCK if a.time_scale != b.time_scale else ""
+        return "cluster.nodes or routing=per_node differs"
+    return "engine.time_scale differs" if a.time_scale != b.time_scale else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -15,7 +15,7 @@ import numpy as np
 
 from analysis.quality.answer_file import AnswerRecord, digest
 from analysis.quality.answers import Answer
-from conf import ConfigError, Experiment
+from conf import Experiment
 from conf.io.http_get import Access, AskError, ask
 from conf.io.one_line import one_line
 from conf.specs.request_sizes import Images
@@ -93,19 +93,27 @@ def parse(answer: bytes, prompt: Sequence[int], output_tokens: int) -> tuple[Ans
     with its token among at least `ALTERNATIVES` whose probabilities are some.
     """
     choice = _choice(answer)
-    _refuse_other_prompt(choice.get("prompt_token_ids"), prompt)
-    tokens = _tokens(choice.get("token_ids"), output_tokens)
+    read, tokens = (_ids(choice, name) for name in ("prompt_token_ids", "token_ids"))
+    if read != list(prompt):
+        _fail(
+            f"the endpoint read another prompt than it was sent, {len(read)} tokens for {len(prompt)}; it "
+            "must neither truncate nor add tokens"
+        )
     shown = choice.get("logprobs")
-    if shown is None:
-        _fail(f"the endpoint answered no log probabilities; {SERVER} with logprobs={ALTERNATIVES}")
     tops = shown.get("top_logprobs") if isinstance(shown, dict) else None
-    if not isinstance(tops, list):
-        _fail(f"the endpoint answered no alternatives (logprobs.top_logprobs); {SERVER}")
-    if len(tops) != len(tokens):
-        _fail(f"the endpoint answered {len(tokens)} tokens but alternatives of {len(tops)}; {SERVER}")
+    if not isinstance(tops, list) or not all(isinstance(top, dict) for top in tops):
+        _fail(
+            f"the endpoint answered no alternatives (logprobs.top_logprobs); {SERVER} with "
+            f"logprobs={ALTERNATIVES}"
+        )
+    if not len(tokens) == len(tops) == output_tokens:
+        _fail(
+            f"the endpoint answered {len(tokens)} tokens, and alternatives of {len(tops)}, instead of "
+            f"{output_tokens}; it must know ignore_eos, as vLLM does"
+        )
     body_text = choice.get("text")
     text = one_line(body_text, TEXT_CHARS) if isinstance(body_text, str) else ""
-    return Answer(tokens, tuple(_position(*each) for each in zip(tokens, tops, strict=True))), text
+    return Answer(tuple(tokens), tuple(map(_position, tokens, tops))), text
 
 
 def _choice(answer: bytes) -> dict[str, Any]:
@@ -142,74 +150,37 @@ def _refuse_error(tree: dict[str, Any]) -> None:
     _fail(f"the endpoint refused the question: {one_line(text, WORD_CHARS)}; {remedy}")
 
 
-def _refuse_other_prompt(read: Any, prompt: Sequence[int]) -> None:
-    """A server that cut the prompt, or put a token before it, answered another question."""
-    if read is None:
+def _ids(choice: Mapping[str, Any], name: str) -> list[int]:
+    """The token ids of a field of the choice."""
+    ids = choice.get(name)
+    if not isinstance(ids, list) or not all(type(each) is int and 0 <= each <= MOST_ID for each in ids):
+        _fail(f"the endpoint's {name} are no list of token ids; it must know return_token_ids, as vLLM does")
+    return ids
+
+
+def _position(token: int, top: Mapping[str, Any]) -> dict[int, float]:
+    """Log probabilities of a position by token id."""
+    if not ALTERNATIVES <= len(top) <= MOST_ALTERNATIVES:
         _fail(
-            "the endpoint does not tell what it read (prompt_token_ids); it must know return_token_ids, as "
-            "vLLM does"
-        )
-    if not isinstance(read, list) or not all(map(_is_id, read)):
-        _fail(f"the endpoint's prompt_token_ids are no list of token ids; {SERVER}")
-    if read != list(prompt):
-        _fail(
-            f"the endpoint read another prompt than it was sent, {len(read)} tokens for {len(prompt)}; it "
-            "must neither truncate nor add tokens"
-        )
-
-
-def _tokens(tokens: Any, output_tokens: int) -> tuple[int, ...]:
-    if tokens is None:
-        _fail("the endpoint answered no token ids; it must know return_token_ids, as vLLM does")
-    if not isinstance(tokens, list) or not all(map(_is_id, tokens)):
-        _fail(f"the endpoint's token_ids are no list of token ids; {SERVER}")
-    if len(tokens) != output_tokens:
-        _fail(
-            f"the endpoint answered {len(tokens)} tokens instead of {output_tokens}; it must know "
-            "ignore_eos, as vLLM does, and its context must have room for them"
-        )
-    return tuple(tokens)
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MOST_ID
-
-
-def _position(token: int, top: Any) -> dict[int, float]:
-    if not isinstance(top, dict):
-        _fail(f"the endpoint answered a position without alternatives; {SERVER}")
-    if len(top) < ALTERNATIVES:
-        _fail(
-            f"the endpoint answered fewer than {ALTERNATIVES} alternatives of a token, {len(top)}; start it "
+            f"the endpoint answered {len(top)} alternatives of a token instead of {ALTERNATIVES}; start it "
             f"with --max-logprobs {ALTERNATIVES} or more"
         )
-    if len(top) > MOST_ALTERNATIVES:
-        _fail(f"the endpoint answered {len(top)} alternatives of a token instead of {ALTERNATIVES}; {SERVER}")
-    logprobs = {_token(name): _logprob(value) for name, value in top.items()}
-    if token not in logprobs:
-        _fail(f"the endpoint answered a token that is not among its own alternatives; {SERVER}")
-    if math.fsum(map(math.exp, logprobs.values())) > MOST_MASS:
-        _fail(f"the endpoint's probabilities of a token add up to more than 1; {RAW}")
-    # As the file of answers keeps them, so that it gives the same verdict.
-    return dict(zip(logprobs, np.array(list(logprobs.values()), np.float32).tolist(), strict=True))
-
-
-def _token(name: str) -> int:
-    match = _NAMED.fullmatch(name)
-    if match is None or int(match[1]) > MOST_ID:
+    tokens = [int(name[1]) for name in map(_NAMED.fullmatch, top) if name]
+    if len(tokens) < len(top) or max(tokens) > MOST_ID:
         _fail(
             "the endpoint names alternatives by text, which several tokens may share; it must know "
             "return_tokens_as_token_ids, as vLLM does"
         )
-    return int(match[1])
-
-
-def _logprob(value: Any) -> float:
-    if type(value) not in (int, float):
-        _fail(f"the endpoint answered a log probability that is no number; {SERVER}")
-    if not NO_PROBABILITY < value <= ROUNDING:  # also not a number, or an integer beyond all floats
+    if token not in tokens:
+        _fail(f"the endpoint answered a token that is not among its own alternatives; {SERVER}")
+    # Neither a truth value, nor not a number, nor an integer beyond all floats.
+    if not all(type(value) in (int, float) and NO_PROBABILITY < value <= ROUNDING for value in top.values()):
         _fail(f"the endpoint's log probabilities are none: they must be finite and not above 0; {RAW}")
-    return min(float(value), 0.0)
+    logprobs = [min(float(value), 0.0) for value in top.values()]
+    if math.fsum(map(math.exp, logprobs)) > MOST_MASS:
+        _fail(f"the endpoint's probabilities of a token add up to more than 1; {RAW}")
+    # As the file of answers keeps them, so that it gives the same verdict.
+    return dict(zip(tokens, np.array(logprobs, np.float32).tolist(), strict=True))
 
 
 def _fail(message: str) -> NoReturn:
@@ -238,15 +209,6 @@ def gate_prompts(experiment: Experiment) -> list[Prompt]:
     tokens = quality.prompt_tokens + UNIQUE_TOKENS
     bodies = (build.body(number, tokens, 1) for number in range(quality.prompts))
     return [tuple(json.loads(body)["prompt"][UNIQUE_TOKENS:]) for body in bodies]
-
-
-def refuse_synthetic(experiment: Experiment) -> None:
-    """Raise ConfigError if a real model would get prompts of random tokens."""
-    if experiment.engine.kind != "simulated" and not experiment.workload.tokenizer:
-        raise ConfigError(
-            "quality needs prompts of real text, because divergences on random tokens mean nothing: add "
-            "workload.tokenizer=FOLDER of the model"
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,9 +80,7 @@ def one_sweep(experiment: Experiment) -> Experiment:
 def unpaired(first: Experiment, other: Experiment) -> str:
     """The reason why a cell does not get the first one's requests; empty if it does."""
     apart = comparison.unlike(first, other)
-    if apart == comparison.CHATS:
-        return "conversations are not scaled in time, so that it has requests of its own"
-    return f"{apart} differs, so that it has requests of its own" if apart else ""
+    return f"{apart}, so that it has requests of its own" if apart else ""
 
 
 class MatrixStudy(Study):

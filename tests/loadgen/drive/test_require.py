@@ -96,11 +96,7 @@ def test_a_lost_load_actor_costs_its_window_only() -> None:
             ["probe", "rate_qps=0.001", "--require"],
             "duration_s=600 is short of the 5 windows that a pass takes; raise it to 100064",
         ),
-        (["sweep", "--require"], "--require belongs to probe; sweep finds the rate itself"),
-        (
-            ["resume", "runs/x", "--require"],
-            "--require belongs to probe; resume continues with its own configuration",
-        ),
+        (["resume", "runs/x", "--require"], "--require belongs to probe; leave it out"),
         (
             ["probe", "rate_qps=4", "search=quick", "search.expected_qps=4"],
             "search.expected_qps belongs to a",

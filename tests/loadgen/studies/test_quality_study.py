@@ -185,8 +185,8 @@ def test_answers_that_fail_are_counted_and_too_many_leave_the_gate_undecided(tmp
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"logprobs": None}, "no log probabilities"),
-        ({"token_ids": None}, "no token ids"),
+        ({"logprobs": None}, "no alternatives"),
+        ({"token_ids": None}, "no list of token ids"),
         ({"logprobs": {"top_logprobs": [{"token_id:1": -0.1}]}}, "alternatives of 1"),
         (FLAT, "hold only 7% of the probability"),
     ],

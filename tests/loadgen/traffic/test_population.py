@@ -315,7 +315,7 @@ def test_what_conversations_cannot_be_is_refused_in_a_line(words: list[str], mes
 
 def test_compare_refuses_users_who_cannot_be_scaled_and_a_grid_does_not_pair_them() -> None:
     both = [load(["workload=character", f"search={name}"]) for name in ("standard", "standard")]
-    assert comparison.unlike(*both) == comparison.CHATS
+    assert comparison.unlike(*both) == "conversations are not scaled in time"
     assert "requests of its own" in matrix_study.unpaired(*both)
     with pytest.raises(ConfigError, match="matrix.KEY"):
         two_sides.compared(["workload=character", "b.layout=dp2_tp4_ep4"], None)
