@@ -92,8 +92,9 @@ test-hosts-cluster test-hosts-faults: $(STAMP)
 # --- everything: each lane leaves its output in LOGS, and a line of each is printed at the end ---
 LOGS := build/tests
 # Two lanes of real time would make each other's clocks late: one runs after the other, and what computes gives way.
-REAL_TIME := all-hosts all-ray-end-to-end all-ray-loadgen all-ray-others all-vllm-deployed all-vllm-hosts all-vllm-emulated all-vllm-older
-COMPUTING := all-engine all-others all-vllm-answers all-planted all-stutter all-check
+# Among what computes are tests of Ray and vLLM in which no window must be valid: they wait as long as it takes.
+REAL_TIME := all-hosts all-ray-end-to-end all-ray-loadgen all-vllm-real-time all-vllm-hosts all-older-real-time
+COMPUTING := all-engine all-others all-vllm all-ray-others all-older all-planted all-stutter all-check
 LANES := $(HOSTS:%=all-hosts-%) $(filter-out all-hosts,$(REAL_TIME)) $(COMPUTING)
 RUN_LANES = $(subst @,,$(SIDE_BY_SIDE))
 
@@ -140,28 +141,24 @@ VLLM_TEST = $(VLLM_BIN)/python -m pytest -q -W ignore -m
 test-vllm: $(VLLM_STAMP)  ## real vLLM in its own environment, three minutes; or what ARGS="..." names
 	@$(VLLM_TEST) "$(if $(ARGS),vllm,vllm and not slow)" $(if $(filter tests/%,$(ARGS)),,tests/vllm) $(ARGS)
 
-# What vLLM answers, however late.
-ANSWERS := $(addprefix tests/vllm/test_,quality.py real_text.py)
-DEPLOYED := tests/vllm/test_deployed.py
-all-vllm-answers: $(VLLM_STAMP)
-	@$(VLLM_TEST) vllm $(ANSWERS) $(EVERYTHING)
-
-all-vllm-deployed: $(VLLM_STAMP)
-	@$(VLLM_TEST) vllm $(DEPLOYED) $(EVERYTHING)
+# Held to a clock: the pace of an emulated engine, and loads of which one must be valid.
+VLLM_REAL_TIME := $(addprefix tests/vllm/test_,agreement.py deployed.py emulated.py)
+all-vllm-real-time: $(VLLM_STAMP)
+	@$(VLLM_TEST) vllm $(VLLM_REAL_TIME) $(EVERYTHING)
 
 all-vllm-hosts: $(VLLM_STAMP)
 	@$(VLLM_TEST) vllm tests/hosts/test_vllm.py $(EVERYTHING)
 
-all-vllm-emulated: $(VLLM_STAMP)
-	@$(VLLM_TEST) vllm tests/vllm $(addprefix --ignore=,$(ANSWERS) $(DEPLOYED)) $(EVERYTHING)
+all-vllm: $(VLLM_STAMP)
+	@$(VLLM_TEST) vllm tests/vllm $(addprefix --ignore=,$(VLLM_REAL_TIME)) $(EVERYTHING)
 
 # What an older vLLM may do otherwise: its flags, its scheduler, what it asks of emulated GPUs, and one deployment
 # that is loaded. What our side does with a vLLM that runs is the same for each, and the newest shows it.
-OLDER_TESTS := $(addprefix tests/vllm/test_,recipes.py quantization.py same_steps.py bench_arrivals.py \
-	emulated.py without_avx512.py deployed.py::test_what_runs_is_read_back \
+OLDER := $(addprefix tests/vllm/test_,recipes.py quantization.py same_steps.py bench_arrivals.py without_avx512.py)
+OLDER_REAL_TIME := $(addprefix tests/vllm/test_,emulated.py deployed.py::test_what_runs_is_read_back \
 	deployed.py::test_a_probe_is_valid_and_agrees_with_vllms_own_counters)
-all-vllm-older: $(VLLM_VENV)/vllm-$(VLLM_OLDER)
-	@PYTHONPATH=$(CURDIR)/$< $(VLLM_TEST) vllm $(OLDER_TESTS) $(EVERYTHING)
+all-older all-older-real-time: $(VLLM_VENV)/vllm-$(VLLM_OLDER)
+	@PYTHONPATH=$(CURDIR)/$< $(VLLM_TEST) vllm $(if $(filter %-time,$@),$(OLDER_REAL_TIME),$(OLDER)) $(EVERYTHING)
 
 browser:  ## Chromium, in which the report is looked at, and the shells of the README's commands; make test-all needs them
 	@which chromium fish zsh > /dev/null \

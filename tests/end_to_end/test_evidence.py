@@ -13,7 +13,7 @@ from conf.transfers import MODEL_LN_SD, transfers
 from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE
 from tests.benchmarks.evidence import default_fit, releases
 from tests.benchmarks.evidence.blog import Attainment, ClosedLoop, Ratio, Requests, Statistics
-from tests.benchmarks.evidence.figures import Answer, Figure, Study, Summary, answers, verdict
+from tests.benchmarks.evidence.figures import Study, answers
 from tests.benchmarks.evidence.kernels import FAMILIES, Kernels, fitted, ln_us, mixture
 from tests.benchmarks.evidence.leave_out import relative, transferred, unmeasured
 from tests.benchmarks.evidence.loop_fit import FREE, ROWS, Measured
@@ -142,31 +142,6 @@ def test_a_closed_loop_by_gpu_counts_its_tokens_once(tmp_path: Path) -> None:
     assert total / of_output == pytest.approx((prompt.sum() + output.sum()) / output.sum())
 
 
-@pytest.mark.parametrize(
-    ("row", "why"),
-    [
-        (
-            "x,A100,8,vLLM,Qwen3-235B,fp8,TP8,9,9,,one batch of 2,e2e_batch,9,s,",
-            "GPU a100 is not in conf/hardware",
-        ),
-        ("x,H100,8,vLLM,Falcon,fp8,TP8,9,9,,one batch of 2,e2e_batch,9,s,", "model Falcon has no card"),
-        ("x,H100,8,vLLM,Qwen3-235B,fp8,TP8,9,9,,one batch of 2,power,9,s,", "no latency or rate of one load"),
-        ("x,H100,8,vLLM,Qwen3-235B,fp8,TP8,chat,,,one batch of 2,e2e_batch,9,s,", "no two numbers of tokens"),
-        ("x,H100,8,vLLM,Qwen3-235B,fp8,TP8,9,9,,whenever,e2e_batch,9,s,", "no number of requests"),
-    ],
-)
-def test_a_row_without_an_answer_has_one_line_why(tmp_path: Path, row: str, why: str) -> None:
-    studies, skipped = read([written(tmp_path, LOOPS + row + "\n")])
-    assert not studies and len(skipped) == 1 and why in skipped[0]
-
-
-def test_a_file_that_is_no_measurement_is_named(tmp_path: Path) -> None:
-    studies, skipped = read([written(tmp_path, "recipe,kind\nx,y\n", "recipes.csv")])
-    assert not studies and skipped == [
-        "recipes.csv: no latency or rate by load; its columns are recipe, kind"
-    ]
-
-
 def test_mlperf_needs_its_lengths_and_counts_a_run_once(tmp_path: Path) -> None:
     rows, lengths, *_ = OTHERS
     studies, skipped = read([rows])
@@ -231,16 +206,6 @@ def test_the_constants_of_kernels_are_found_again(tmp_path: Path) -> None:
     assert rms < 1e-3 and result.peak == pytest.approx(known.peak, rel=0.01)
     (shape, *_), peaks = studies[0].shapes, studies[0].peaks
     assert ln_us(result, shape, *peaks) == pytest.approx(ln_us(known, shape, *peaks), abs=1e-3)
-
-
-def test_the_summary_has_sign_size_and_interval() -> None:
-    rows = [
-        Answer(Figure("", 1.0, "s", 0.0), math.log(ratio), math.log(ratio) - 0.05, math.log(ratio) + 0.05)
-        for ratio in (1.04, 1.1)
-    ]
-    summary = Summary.of(rows)
-    assert summary.inside == 1 and summary.bias == pytest.approx(math.log(1.04 * 1.1) / 2)
-    assert verdict(rows)[-2:] == ["bias +6.7 %, half interval 5.0 %", "inside 1 of 2; median error 7.0 %"]
 
 
 def test_a_card_with_one_source_is_left_out_for_its_relatives_constants() -> None:

@@ -38,7 +38,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 Tree = dict[str, Any]
 GPUS = ["engine=vllm", "cluster=mi325x_4n", "layout.connector=nixl"]
 LAYOUTS = "dp2_tp4_ep4", "dp8_attention_ep8", "1p1d_tp4_ep4"
-LONGEST = 8192
+LONGEST, BLOCKS = 8192, 4096
+"""Longest request; and KV blocks, of which vLLM makes an object each: a GPU would hold 30 million of this
+model's, which takes each engine a minute and 4 GB."""
 ANSWERED = "request_success_total"
 SESSIONS = "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"
 """All eight fall to one of two replicas once in 128 times; the ids of replicas are drawn anew each time."""
@@ -150,7 +152,8 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Words of two engines of real vLLM on emulated GPUs, with a model folder of their own."""
     words = ["engine=vllm_emulated", "model=tiny_qwen3_moe", "layout=dp1_tp1", "layout.replicas_per_node=2"]
     folder = write_folder(load(words).model, tmp_path_factory.mktemp("model"))
-    return [*words, f"engine.model_path={folder}", f"engine.args.max_model_len={LONGEST}"]
+    args = f"max_model_len={LONGEST}", f"num_gpu_blocks_override={BLOCKS}"
+    return [*words, f"engine.model_path={folder}", *(f"engine.args.{each}" for each in args)]
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ import json, sys
 from vllm import LLM, SamplingParams
 folder, gpu = sys.argv[1:]
 engine = LLM(folder, tensor_parallel_size=8, enable_expert_parallel=True, max_model_len=4096,
-             additional_config=json.loads(gpu))
+             num_gpu_blocks_override=1000, additional_config=json.loads(gpu))
 (answer,) = engine.generate({"prompt_token_ids": [1, 2, 3]}, SamplingParams(max_tokens=4, ignore_eos=True))
 print("SAID" + json.dumps(len(answer.outputs[0].token_ids)))
 """

@@ -11,14 +11,7 @@ import pytest
 
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import NodeEffects, including, node_effects, posterior
-from analysis.capacity.window_counts import (
-    LOOK_AHEAD,
-    LOOK_BACK,
-    LimitCount,
-    Window,
-    WindowCounts,
-    count_by_stream,
-)
+from analysis.capacity.window_counts import WindowCounts, count_by_stream
 from analysis.results.json_border import to_tree
 from analysis.results.verdicts import NodeSpread
 from analysis.rows import records
@@ -41,6 +34,7 @@ from serve_apps.engine_model import EngineKind
 from serve_apps.engine_model.cost.step_time import Roofline
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.runs.verdict_trees import text_of
+from tests.support.search.search_windows import limit_count, window
 from tests.support.search.searches import swept
 from tests.support.servers.mock_server import MockServer
 from tests.support.servers.plans import client_plan
@@ -171,20 +165,11 @@ def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
 
 
 def counts(
-    index: int, stream: int | None, share: float, rate: float = 5.0, requests: int = 200
+    index: int, stream: int | None, share: float, rate: float = 5.0, requests: int = 198
 ) -> WindowCounts:
     """A window of 45 s with a share of requests over the TPOT limit, evenly over its blocks."""
-    window = Window(index, "window", rate, 1, 0, 15 * NS, 60 * NS, 60 * NS)
-    columns = {name: getattr(window, name) for name in Window.__dataclass_fields__}
-    per_block = tuple([requests // 9] * 9)
-    over = tuple(round(share * n) for n in per_block)
-    tally = LimitCount(sum(over), sum(per_block), over, per_block)
-    none = LimitCount(0, sum(per_block), (0,) * 9, per_block)
-    load = (rate,) * (LOOK_BACK + len(over) + LOOK_AHEAD)
-    offered = {"log_work": math.log(rate), "load": load, "arrivals_var": 0.0}
-    return WindowCounts(
-        **columns, **offered, requests=requests, limits={"ttft": none, "tpot": tally}, stream=stream
-    )
+    limits = {"ttft": limit_count(0, requests), "tpot": limit_count(round(share * requests), requests)}
+    return window(rate, limits, requests, index, arrivals_var=0.0, stream=stream)
 
 
 def share(rate: float, capacity: float, slope: float = 20.0) -> float:

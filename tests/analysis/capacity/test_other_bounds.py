@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.capacity.limit_posterior import Prior, logit
+from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import posterior
 from analysis.capacity.window_counts import (
     EVERY,
-    LOOK_AHEAD,
-    LOOK_BACK,
     NS,
     LimitCount,
     Window,
@@ -23,8 +21,9 @@ from analysis.capacity.window_counts import (
 )
 from analysis.capacity.window_table import over_share
 from analysis.rows.records import table
-from conf.specs.bounds import Slo, allowed_over
+from conf.specs.bounds import Slo
 from conf.specs.experiment import Lengths, Workload
+from tests.support.search.search_windows import on_the_curve
 
 MS = 1_000_000
 MEANS = Workload("w", Lengths(100), Lengths(50))
@@ -120,35 +119,21 @@ def test_a_window_without_requests_says_nothing() -> None:
     assert all(count.determined == 0 and count.share is None for count in counts(slo).values())
 
 
-def on_the_curve(limit: str, capacity: float, rates: np.ndarray, others: tuple[str, ...] = ()) -> list[Any]:
-    """Windows whose counts over one limit follow the logistic curve; over others nothing is."""
-    allowed, seen = allowed_over(limit), (1000,) * 9
-    windows = []
-    for index, rate in enumerate(rates):
-        share = 1 / (1 + math.exp(-(logit(allowed) + 25 * math.log(rate / capacity))))
-        over = tuple(int(part) for part in np.diff(np.round(np.linspace(0, 9000 * share, 10))))
-        limits = {limit: LimitCount(sum(over), 9000, over, seen)}
-        limits |= {other: LimitCount(0, 9000, (0,) * 9, seen) for other in others}
-        load = (float(rate),) * (LOOK_BACK + 9 + LOOK_AHEAD)
-        known: dict[str, Any] = {"log_work": math.log(rate), "load": load, "arrivals_var": 0.0}
-        windows.append(
-            WindowCounts(
-                index, "window", rate, 1, 0, 0, 45 * NS, 45 * NS, requests=9000, limits=limits, **known
-            )
-        )
-    return windows
+def around(limit: str, rates: np.ndarray, others: tuple[str, ...] = ()) -> list[WindowCounts]:
+    """Windows whose counts over one limit are those of a capacity of 5 QPS."""
+    return on_the_curve(5.0, 25, rates, limit, others, 9000)
 
 
 @pytest.mark.parametrize("limit", ["ttft", "ttft_p99", "itl_p95", "itl_pooled_p99", "e2e_p50", "joint_p90"])
 def test_the_capacity_is_where_the_allowed_share_is_over(limit: str) -> None:
-    capacity = posterior(on_the_curve(limit, 5.0, np.geomspace(4.5, 5.4, 8)), Prior(math.log(5.5)))
+    capacity = posterior(around(limit, np.geomspace(4.5, 5.4, 8)), Prior(math.log(5.5)))
     assert capacity.qps_per_node == pytest.approx(5.0, rel=0.02)
     assert capacity.low < 5.0 < capacity.high and capacity.binding == limit
     assert capacity.limits[limit].informative
 
 
 def test_the_limit_that_is_met_first_binds_among_several() -> None:
-    windows = on_the_curve("itl_p99", 5.0, np.geomspace(4.5, 5.4, 8), ("ttft", "tpot", "e2e_p95"))
+    windows = around("itl_p99", np.geomspace(4.5, 5.4, 8), ("ttft", "tpot", "e2e_p95"))
     capacity = posterior(windows, Prior(math.log(5.0)))
     assert capacity.binding == "itl_p99" and capacity.binding_probability > 0.9
     assert list(capacity.limits) == ["itl_p99", "ttft", "tpot", "e2e_p95"]
@@ -158,6 +143,6 @@ def test_the_limit_that_is_met_first_binds_among_several() -> None:
 @settings(max_examples=20)
 @given(st.lists(st.sampled_from(["ttft", "tpot", "itl_p99", "e2e_p95"]), min_size=1, unique=True))
 def test_the_probabilities_to_bind_add_up(limits: list[str]) -> None:
-    windows = on_the_curve(limits[0], 5.0, np.geomspace(4.8, 5.2, 3), tuple(limits[1:]))
+    windows = around(limits[0], np.geomspace(4.8, 5.2, 3), tuple(limits[1:]))
     capacity = posterior(windows, Prior(math.log(5.0)))
     assert 1 / len(limits) - 1e-9 <= capacity.binding_probability <= 1 + 1e-9

@@ -17,7 +17,6 @@ from analysis.capacity.window_counts import (
     NS,
     LimitCount,
     Window,
-    WindowCounts,
     count,
     request_work,
     tpot_so_far,
@@ -26,6 +25,7 @@ from analysis.capacity.window_counts import (
 from analysis.rows.records import table
 from conf.specs.experiment import Arrivals, Lengths, Slo, Workload
 from loadgen.search.window_plan import WindowPlan
+from tests.support.search.search_windows import limit_count, on_the_curve, window
 from tests.support.virtual.fluid import Fluid
 
 MS = 1_000_000
@@ -203,35 +203,15 @@ def test_a_window_can_be_counted_again_from_itself():
     assert counted(row(20), window=first, now_s=60) == counted(row(20))
 
 
-BLOCKS = LOOK_BACK + 9 + LOOK_AHEAD
-
-
 def simulated(qps, over, requests=300, index=0, limit="tpot", **more):
-    """A window of 45 s at realised load `qps` with `over` of `requests` over one limit, spread evenly."""
-
-    def spread(total):
-        return tuple(int(part) for part in np.diff(np.round(np.linspace(0, total, 10))))
-
-    hit = LimitCount(over, requests, spread(over), spread(requests))
-    miss = LimitCount(0, requests, (0,) * 9, spread(requests))
-    limits = {"ttft": hit, "tpot": miss} if limit == "ttft" else {"ttft": miss, "tpot": hit}
-    known = {"requests": requests, "log_work": math.log(qps), "load": (qps,) * BLOCKS, "arrivals_var": 0.0}
-    known |= {"limits": limits} | more
-    return WindowCounts(index, "window", qps, 1, 0, 0, 45 * NS, 45 * NS, **known)
+    """A window at realised load `qps` with `over` of `requests` over one limit."""
+    limits = dict.fromkeys(("ttft", "tpot"), limit_count(0, requests)) | {limit: limit_count(over, requests)}
+    return window(qps, limits, requests, index, **{"arrivals_var": 0.0} | more)
 
 
 def with_limit(counts, limit, counted):
     """The counts with other counts against one limit."""
     return replace(counts, limits={**counts.limits, limit: counted})
-
-
-def on_the_curve(capacity, slope, rates, **more):
-    """Windows whose counts are exactly what the logistic curve says."""
-    share = [1 / (1 + math.exp(-(logit(0.1) + slope * math.log(q / capacity)))) for q in rates]
-    return [
-        simulated(q, round(3000 * v), 3000, i, **more)
-        for i, (q, v) in enumerate(zip(rates, share, strict=True))
-    ]
 
 
 @pytest.mark.parametrize("slope", [12.0, 20.0, 34.0])
@@ -268,7 +248,9 @@ def following(kernel, **more):
     """Windows whose failures follow the load around each block."""
     rng, windows = np.random.default_rng(3), []
     for i in range(12):
-        counts = simulated(7.0, 0, 900, i, load=tuple(rng.gamma(150, 7 / 150, BLOCKS)), **more)
+        counts = simulated(
+            7.0, 0, 900, i, load=tuple(rng.gamma(150, 7 / 150, len(simulated(7.0, 0).load))), **more
+        )
         share = 1 / (1 + np.exp(-(logit(0.1) + 30 * (log_loads([counts], [kernel])[0] - math.log(7)))))
         over = tuple(int(n) for n in rng.binomial(100, share))
         windows.append(with_limit(counts, "tpot", LimitCount(sum(over), 900, over, (100,) * 9)))
@@ -278,7 +260,7 @@ def following(kernel, **more):
 def test_bursts_of_load_explain_bursts_of_failures():
     """Failures that follow the load around each block, with that load known and with only its mean known."""
     explained = following(Kernel.of("tpot", E2E_UNKNOWN_S))
-    blind = [replace(counts, load=(7.0,) * BLOCKS) for counts in explained]
+    blind = [replace(counts, load=simulated(7.0, 0).load) for counts in explained]
     seeing, guessing = (posterior(windows, Prior(math.log(7)), steady=True) for windows in (explained, blind))
     assert seeing.limits["tpot"].phi < guessing.limits["tpot"].phi / 2.5
     assert seeing.high / seeing.low < 1.04 < guessing.high / guessing.low

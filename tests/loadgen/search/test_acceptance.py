@@ -1,28 +1,23 @@
 """loadgen/search/acceptance.py: a required rate is decided from counts alone."""
 
-import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, LimitCount, WindowCounts
 from loadgen.search import acceptance
-from loadgen.traffic.schedule import NS
+from tests.support.search import search_windows
+from tests.support.search.search_windows import BLOCKS
 
 WHOLE_S = 24 * 45.0
-BLOCKS = 9
 LOAD = tuple(4.8 if i % 8 < 4 else 3.2 for i in range(LOOK_BACK + BLOCKS + LOOK_AHEAD))
 
 
 def window(index: int, over: int) -> WindowCounts:
     """A window of 180 requests at 4 QPS, of which the first so many were over each limit."""
-    start_ns, end_ns = 45 * index * NS, 45 * (index + 1) * NS
     blocks = tuple(min(max(over - 20 * i, 0), 20) for i in range(BLOCKS))
     limit = LimitCount(over, 180, blocks, (20,) * BLOCKS)
-    ends = start_ns, start_ns, end_ns, end_ns
-    known: dict[str, Any] = {"requests": 180, "log_work": math.log(4), "load": LOAD, "work_var": 0.1}
-    return WindowCounts(index, "window", 4.0, 1, *ends, **known, limits={"ttft": limit, "tpot": limit})
+    return search_windows.window(4.0, {"ttft": limit, "tpot": limit}, 180, index, load=LOAD, work_var=0.1)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +46,7 @@ def decided(over: list[int], whole_s: float = WHOLE_S, behind: bool = False) -> 
 
 def even(index: int, over: int) -> WindowCounts:
     """A window of which so many requests in each block of 20 were over the limit."""
-    limit = LimitCount(BLOCKS * over, BLOCKS * 20, (over,) * BLOCKS, (20,) * BLOCKS)
-    return replace(window(index, 0), limits={"ttft": limit})
+    return replace(window(index, 0), limits={"ttft": search_windows.limit_count(BLOCKS * over, BLOCKS * 20)})
 
 
 @pytest.mark.parametrize(("windows", "verdict"), [(1, "undecided"), (2, "undecided"), (3, "failed")])

@@ -3,19 +3,18 @@
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 
 from analysis.capacity.posterior import posterior
 from analysis.capacity.rules import WindowEvidence
-from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, NS, LimitCount, WindowCounts
+from analysis.capacity.window_counts import NS
 from conf import load
 from conf.specs.bounds import allowed_over
 from conf.specs.experiment import Search, Slo
 from loadgen.search import policy
 from loadgen.search.policy import MOST_ABOVE
 from loadgen.search.window_plan import MeasuredWindow, Start, Stop, bad_step, should_abort
-from tests.support.search.search_windows import window_of
+from tests.support.search.search_windows import limit_count, window, window_of
 
 S2 = Slo("s2", ttft_p90_ms=2000.0, tpot_p90_ms=60.0)
 SPEC = Search("test", budget_s=900.0)
@@ -28,19 +27,17 @@ def done(
 
     It began at `start_s`, and `offered` times its load came. In it the service was lost by `loss`.
     """
-    spread = tuple(int(part) for part in np.diff(np.round(np.linspace(0, over, 10))))
-    seen = (33, 33, 34) * 3
     start_ns, begin_ns = (int(at_s * NS) for at_s in (start_s, start_s + plan.transition_s))
     end_ns = begin_ns + int(plan.window_s * NS)
-    window = (plan.index, plan.kind, plan.rate_qps, 1, start_ns, begin_ns, end_ns, end_ns, aborted)
-    counts = WindowCounts(
-        *window,
+    counts = window(
+        plan.rate_qps,
+        {"ttft": limit_count(0, 300), "tpot": limit_count(over, 300)},
+        300,
+        plan.index,
+        **{"kind": plan.kind, "aborted": aborted, "start_ns": start_ns, "window_start_ns": begin_ns},
+        **{"window_end_ns": end_ns, "planned_end_ns": end_ns, "median_e2e_s": e2e_s},
         weight=0.0 if void else 1.0,
-        requests=300,
         log_work=math.log(plan.rate_qps * offered),
-        load=(plan.rate_qps,) * (LOOK_BACK + 9 + LOOK_AHEAD),
-        median_e2e_s=e2e_s,
-        limits={"ttft": LimitCount(0, 300, (0,) * 9, seen), "tpot": LimitCount(over, 300, spread, seen)},
     )
     return MeasuredWindow(plan, counts, void=void, bad=bad, evidence=WindowEvidence(loss=loss))
 

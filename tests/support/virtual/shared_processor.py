@@ -1,18 +1,10 @@
-"""A server of known capacity that is none of ours: each answer gets one token per step, and a step takes
-longer the more there are. On a virtual clock for `search_accuracy`, and over HTTP:
-
-python -m tests.support.virtual.shared_processor --port 18080      (scenario PS; `--seconds` ends it)
+"""A server of known capacity that is none of ours: each answer gets one token a step, which takes longer the
+more answers there are.
 """
 
-import argparse
-import asyncio
-import json
 import math
-import time
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-
-from tests.support.servers.mock_server import END, head, token, usage
 
 STEP_S, PER_ANSWER_S = 0.020, 0.0004
 """Seconds of a step, and more of them for each answer in it (our choice: 50 answers double an idle step)."""
@@ -120,92 +112,3 @@ class SharedProcessor(Arrivals):
             answer.tokens, answer.last_token_s = answer.wanted, self._now_s
             self._ended.append(answer)
         return steps
-
-
-@dataclass(slots=True)
-class Stream:
-    """An answer over HTTP."""
-
-    writer: asyncio.StreamWriter
-    left: int
-    wanted: int
-    prompt: int
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def token(self) -> None:
-        """Write the next token, and the end after the last."""
-        self.left -= 1
-        self.writer.write(token(finish=None if self.left else "length"))
-        if not self.left:
-            self.writer.write(usage(self.prompt, self.wanted) + END)
-            self.ended.set()
-
-
-class Server:
-    """The same server over HTTP on loopback; steps follow each other on the real clock."""
-
-    def __init__(self) -> None:
-        self._streams: list[Stream] = []
-        self._came = asyncio.Event()
-        self.steps = self.late = 0
-
-    async def serve(self, port: int, seconds: float) -> None:
-        """Serve for so long."""
-        server = await asyncio.start_server(self._connection, "127.0.0.1", port)
-        async with server:
-            steps = asyncio.create_task(self._step())
-            await asyncio.sleep(seconds)
-            steps.cancel()
-        print(f"{self.steps} steps, {self.late} of them over 5 ms late")
-
-    async def _step(self) -> None:
-        end_s = time.monotonic()
-        while True:
-            if not self._streams:
-                self._came.clear()
-                await self._came.wait()
-                end_s = time.monotonic()
-            batch = self._streams
-            self._streams = []
-            end_s += step_s(len(batch))
-            await asyncio.sleep(end_s - time.monotonic())
-            self.steps += 1
-            self.late += time.monotonic() - end_s > 0.005
-            for stream in batch:
-                stream.token()
-            self._streams += [stream for stream in batch if stream.left and not stream.writer.is_closing()]
-
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                asked = (await reader.readuntil(b"\r\n\r\n")).lower()
-                if asked.startswith(b"get"):
-                    text = b'{"object":"list","data":[{"id":"m"}]}'
-                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
-                    continue
-                line = next(each for each in asked.split(b"\r\n") if each.startswith(b"content-length"))
-                body = json.loads(await reader.readexactly(int(line.split(b":")[1])))
-                writer.write(head())
-                stream = Stream(writer, body["max_tokens"], body["max_tokens"], len(body["prompt"]))
-                self._streams.append(stream)
-                self._came.set()
-                await stream.ended.wait()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.transport.abort()
-
-
-def main() -> None:
-    """Serve."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--seconds", type=float, default=600.0)
-    options = parser.parse_args()
-    asyncio.run(Server().serve(options.port, options.seconds))
-
-
-if __name__ == "__main__":
-    main()
