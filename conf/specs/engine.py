@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from conf.io.check import AtLeastOne, BelowOne, NotNegative, Positive, Range, Whole, require
 from conf.io.secret import require_public
 from conf.specs.model import KernelRatio
+from conf.specs.rules import check_rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class SimulatedEngine(Engine):
     drift_memory_s: Positive = 120.0
     stall_every_steps: Whole = 0
     stall_mean_s: Positive = 1.0
-    time_scale: float = 1.0
+    time_scale: Annotated[float, Range(ge=LEAST_TIME_SCALE, le=MAX_TIME_SCALE)] = 1.0
     defect: Annotated[float, Range(ge=0, le=1)] = 0.0
     constants: str = ""
     constants_covariance: dict[str, list[float]] = field(default_factory=dict)
@@ -79,14 +80,7 @@ class SimulatedEngine(Engine):
             f"engine.attention_backend={self.attention_backend} is no name of vLLM's, which are in capitals, "
             f"such as {FITTED_BACKEND}",
         )
-        require(
-            self.kernels != "triton" or self.attention_backend == FITTED_BACKEND,
-            f"engine.attention_backend={self.attention_backend}: engine.kernels=triton has the speed of all "
-            "kernels, attention included; leave one of them out",
-        )
-        scale = f"engine.time_scale={self.time_scale:g} must be {LEAST_TIME_SCALE:g} to {MAX_TIME_SCALE:g}"
-        require(self.time_scale >= LEAST_TIME_SCALE, f"{scale}: slower than that nothing ends in good time")
-        require(self.time_scale <= MAX_TIME_SCALE, f"{scale}: beyond that a late timer is longer than a step")
+        check_rules(self)
 
 
 @dataclass(frozen=True, slots=True)

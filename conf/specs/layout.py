@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from conf.io.check import AtLeastOne, NotNegative, Positive, Range, require
+from conf.io.check import AtLeastOne, NotNegative, Positive, Range
 from conf.specs.model import Constant, Efficiency
+from conf.specs.rules import Ruled
 
 MOST_NODES, MOST_GPUS = 100_000, 1024
 """Limits beyond any cluster of today (our choice)."""
@@ -107,7 +108,7 @@ class TransferTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Ruled):
     """Independent replicas on the GPUs of a node.
 
     A replica is `data_parallel` ranks of attention, each on `tensor_parallel` GPUs with requests and KV of
@@ -133,18 +134,6 @@ class Layout:
     connector: Literal["moriio", "nixl"] = "moriio"
     transfer_mode: Literal["read", "write"] = "read"
     transfer: TransferTime = field(default_factory=TransferTime)
-
-    def __post_init__(self) -> None:
-        require(
-            self.prefill is None or self.data_parallel == 1,
-            f"layout {self.name}: data_parallel={self.data_parallel} with prefill engines is not supported; "
-            "leave one of them out",
-        )
-        require(
-            self.connector == "moriio" or self.transfer_mode == "read",
-            f"layout {self.name}: connector={self.connector} only reads; use layout.connector=moriio or "
-            "layout.transfer_mode=read",
-        )
 
     @property
     def gpus_per_replica(self) -> int:

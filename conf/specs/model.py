@@ -6,6 +6,7 @@ from statistics import NormalDist
 from typing import Literal
 
 from conf.io.check import AtLeastOne, Whole, require
+from conf.specs.rules import Ruled
 
 Z95 = NormalDist().inv_cdf(0.975)
 
@@ -146,7 +147,7 @@ class Posterior:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class Model(Ruled):
     """Architecture facts of a checkpoint, named as in its config.json, and its fitted constants.
 
     `kv_lora_rank > 0` means multi-head latent attention (MLA), whose KV is one latent of
@@ -193,27 +194,3 @@ class Model:
     config_json: str = ""
     fitted_with: Literal["aiter", "triton", "unknown"] = "unknown"
     posterior: Posterior = Posterior()
-
-    def __post_init__(self) -> None:
-        if self.experts:
-            self._require_some("model.experts", "experts_per_token", "expert_intermediate")
-        if self.first_dense or not self.experts:
-            self._require_some("dense layers", "intermediate")
-        grouped = f"model.kv_heads={self.kv_heads} must divide model.heads={self.heads}"
-        require(self.heads % self.kv_heads == 0, grouped)
-        parts = (("experts_per_token", "experts"), ("first_dense", "layers"), ("bf16_layers", "layers"))
-        for part, whole in parts:
-            most = getattr(self, whole)
-            value = getattr(self, part)
-            require(value <= most, f"model.{part}={value} must be at most model.{whole}={most}")
-        latent = f"model.index_heads={self.index_heads} needs latent attention: model.kv_lora_rank above 0"
-        require(not self.index_heads or self.kv_lora_rank > 0, latent)
-        if self.index_heads:
-            self._require_some("model.index_heads", "index_head_dim", "index_topk", "q_lora_rank")
-        dense_only = f"model.bf16_layers={self.bf16_layers} is for a dense model, which has no model.experts"
-        require(not (self.bf16_layers and self.experts), dense_only)
-
-    def _require_some(self, what: str, *names: str) -> None:
-        """Raise ValueError for a field that is 0 though the model has `what`, which needs it."""
-        for name in names:
-            require(getattr(self, name) > 0, f"model.{name}=0 must be at least 1 for {what}")

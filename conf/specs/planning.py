@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from conf.io.check import AtLeastOne, BelowOne, Positive, Range, Share, require
+from conf.specs.rules import Ruled
 
 MOST_SPARES = 1000
 MINUTES_PER_DAY = 1440
@@ -15,7 +16,7 @@ _Rate = Annotated[float, Range(gt=0, le=MOST_PLANNED_QPS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Ruled):
     """The rate that the whole service must serve, in requests per second, given in one of three ways.
 
     The ways are `peak_qps`; `mean_qps` times `peak_factor` (beside a peak, one of the two gives the mean,
@@ -27,29 +28,6 @@ class Demand:
     mean_qps: _Rate | None = None
     peak_factor: Annotated[float, Range(ge=1)] | None = None
     hourly: str = ""
-
-    def __post_init__(self) -> None:
-        rates = ("peak_qps", "mean_qps", "peak_factor")
-        names = [name for name in rates if getattr(self, name) is not None]
-        self._check_ways(names)
-        if self.peak_qps and self.mean_qps:
-            above = f"demand.mean_qps={self.mean_qps:g} is above demand.peak_qps={self.peak_qps:g}"
-            require(self.mean_qps <= self.peak_qps, above)
-
-    def _check_ways(self, names: list[str]) -> None:
-        if self.hourly:
-            also = " and ".join(f"demand.{name}" for name in names)
-            require(not names, f"demand.hourly says all rates; leave {also} out")
-            return
-        require(
-            "peak_qps" in names or {"mean_qps", "peak_factor"} <= set(names),
-            "a plan needs a demand: demand.peak_qps=QPS, or demand.mean_qps=QPS demand.peak_factor=F, or "
-            "demand.hourly=FILE of 24 rates",
-        )
-        require(
-            len(names) < 3,
-            "demand.peak_qps, demand.mean_qps and demand.peak_factor are one too many; give two",
-        )
 
     @property
     def at_peak_qps(self) -> float:
@@ -69,7 +47,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Margins:
+class Margins(Ruled):
     """Margins of a plan, and facts that no run measures.
 
     `basis` is the figure of the capacity: `low`, the low end of its 95 % interval, because users notice a
@@ -88,10 +66,6 @@ class Margins:
     node_availability: Share | None = None
     target_availability: Share | None = None
     scale_up_minutes: Annotated[float, Range(ge=0, le=MINUTES_PER_DAY)] | None = None
-
-    def __post_init__(self) -> None:
-        both = (self.node_availability is None) == (self.target_availability is None)
-        require(both, "plan.node_availability and plan.target_availability belong together; give both")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +101,9 @@ class Recommend:
 
 
 @dataclass(frozen=True, slots=True)
-class Recommendation:
+class Recommendation(Ruled):
     """The words demand.*, plan.* and recommend.* of `python -m loadgen recommend`."""
 
     demand: Demand
     plan: Margins = field(default_factory=Margins)
     recommend: Recommend = field(default_factory=Recommend)
-
-    def __post_init__(self) -> None:
-        care = self.plan
-        require(
-            care.scale_up_minutes is None,
-            "plan.scale_up_minutes is of a day's plan (python -m analysis plan); leave it out",
-        )

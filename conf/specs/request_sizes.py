@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from conf.io.check import AtLeastOne, NotNegative, Range, Whole, require
+from conf.specs.rules import Ruled, check_rules
 
 ROUNDED_SHARES = 1e-3
 """Largest distance of a mixture's sum of shares from 1, such as of thirds with three digits (our choice)."""
@@ -19,7 +20,7 @@ class Lengths:
     mean is 0 until it is read or computed.
     """
 
-    mean: int = 0
+    mean: Whole = 0
     kind: Literal["fixed", "lognormal", "uniform", "mixture", "empirical", "conversation"] = "fixed"
     cv: NotNegative = 0.0
     spread: Annotated[float, Range(ge=0, le=1)] = 0.0
@@ -27,23 +28,13 @@ class Lengths:
     weights: list[Annotated[float, Range(gt=0, le=1)]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._check_mixture()
         if self.kind == "mixture":
+            self._check_mixture()
             mean = sum(value * share for value, share in zip(self.values, self.weights, strict=True))
             object.__setattr__(self, "mean", round(mean))
-        least = 0 if self.kind in ("empirical", "conversation") else 1
-        require(self.mean >= least, f"mean={self.mean} tokens must be at least {least}")
-        require(self.kind != "lognormal" or self.cv > 0, "kind=lognormal needs cv > 0")
-        require(self.kind == "lognormal" or self.cv == 0, f"kind={self.kind} has no cv")
-        require(self.kind != "uniform" or self.spread > 0, "kind=uniform needs spread > 0")
-        require(self.kind == "uniform" or self.spread == 0, f"kind={self.kind} has no spread")
+        check_rules(self)
 
     def _check_mixture(self) -> None:
-        parts = {"values": self.values, "weights": self.weights}
-        if self.kind != "mixture":
-            idle = next((name for name, numbers in parts.items() if numbers), "")
-            require(not idle, f"kind={self.kind} has no {idle}; kind=mixture has them")
-            return
         require(
             0 < len(self.values) == len(self.weights),
             f"kind=mixture has {len(self.values)} values and {len(self.weights)} weights; give "
@@ -63,7 +54,7 @@ _Side = Annotated[int, Range(ge=1, le=MOST_PX)]
 
 
 @dataclass(frozen=True, slots=True)
-class Images:
+class Images(Ruled):
     """Synthetic images in the user message of every request; none by default.
 
     Each request has `least` to `most` of them, all counts equally likely, of `width_px` x `height_px`. With
@@ -78,12 +69,6 @@ class Images:
     height_px: _Side = 1024
     unique: bool = True
     tokens: Whole = 0
-
-    def __post_init__(self) -> None:
-        require(
-            self.least <= self.most,
-            f"workload.images.least={self.least} must not be above workload.images.most={self.most}",
-        )
 
     @property
     def mean_tokens(self) -> float:

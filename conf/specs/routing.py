@@ -64,6 +64,16 @@ class Routing:
             f"routing.policy={self.policy} needs data_path={' or '.join(possible)}, not {self.data_path}",
         )
 
+    @property
+    def by_session(self) -> bool:
+        """True if the policy chooses a replica by the request's session."""
+        return self.policy in SESSION_POLICIES
+
+    @property
+    def by_text(self) -> bool:
+        """True if the policy chooses a replica by the text of the prompt."""
+        return self.policy in TEXT_POLICIES
+
 
 _API_PATH = re.compile(r"((?<!/)/v1(/models|/completions|/chat/completions)?)?/*$")
 """The end of a copied URL that we append ourselves. A host may be called v1."""
@@ -103,6 +113,11 @@ class Endpoints:
     def bases(self) -> list[str]:
         """The URLs to which /v1/... and /metrics are appended."""
         return [_API_PATH.sub("", url) for url in self.urls]
+
+    @property
+    def servers(self) -> int:
+        """Number of different endpoints."""
+        return len(set(self.bases))
 
 
 def _check_url(url: str) -> None:

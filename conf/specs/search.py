@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from conf.io.check import AtLeastOne, Positive, Range, Share, require
+from conf.specs.rules import Ruled
 
 MOST_QPS = 1e5
 """Highest rate per node: 150 times that of a load actor on one core (our choice)."""
@@ -15,7 +16,7 @@ MOST_REQUESTS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class Search(Ruled):
     """The budget and the timing of the search "ramp, then focus".
 
     `start=prediction` replaces the ramp by `expected_qps`, or without one by the engine model's own answer,
@@ -43,22 +44,20 @@ class Search:
     deployments: AtLeastOne = 1
     repeats: AtLeastOne = 1
 
-    def __post_init__(self) -> None:
-        require(self.lowest_qps < self.highest_qps, "search.lowest_qps must be below search.highest_qps")
-        needs_prediction = self.expected_qps is not None and self.start != "prediction"
-        require(not needs_prediction, "search.expected_qps needs search.start=prediction")
-        share_s, least_s = self.budget_s / self.deployments, self.least_s
-        require(
-            self.deployments == 1 or share_s >= least_s,
-            f"search.deployments={self.deployments} leaves each {share_s:g} s, too short for "
-            f"search.min_windows={self.min_windows}; raise search.budget_s to {self.deployments * least_s:g} "
-            "or lower search.deployments",
-        )
-
     @property
     def least_s(self) -> float:
         """Seconds of the least number of measurement windows, which are granted also beyond the budget."""
         return self.min_windows * (self.transition_s + self.window_s)
+
+    @property
+    def least_budget_s(self) -> float:
+        """The least budget that gives every deployment its windows."""
+        return self.deployments * self.least_s
+
+    @property
+    def part_s(self) -> float:
+        """Seconds of the budget for each deployment."""
+        return self.budget_s / self.deployments
 
     @property
     def parts(self) -> int:
@@ -71,7 +70,7 @@ MOST_PER_USER = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Progressive:
+class Progressive(Ruled):
     """The part of the paper's procedure that is run, and its repeats.
 
     `profile` multiplies its request counts by 0.5, 1 or 3. `requests_per_user` above 0 sends so many requests
@@ -87,13 +86,6 @@ class Progressive:
     clock: Literal["auto", "virtual", "wall"] = "auto"
     prompts: Literal["same", "unique"] = "same"
     lengths: Literal["paper", "workload"] = "paper"
-
-    def __post_init__(self) -> None:
-        count = self.requests_per_user
-        require(
-            not count or self.profile == "default",
-            f"progressive.requests_per_user={count} decides the counts; leave progressive.profile out",
-        )
 
     @property
     def multiplier(self) -> float:

@@ -1,12 +1,12 @@
 """Specs of the requests that are sent, how they arrive, and of chats with memory."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from conf.io.check import AtLeastOne, BelowOne, NotNegative, Positive, Range, Whole, require
 from conf.specs.request_sizes import Images, Lengths
+from conf.specs.rules import Ruled, check_rules
 
 NAMING_TOKENS = 8
 """Unique tokens at the beginning of a character, a persona and a truncated history."""
@@ -68,35 +68,26 @@ class Conversations:
     zipf: NotNegative
     character_tokens: Lengths
     persona_tokens: Lengths
-    turns: float
+    turns: Annotated[float, Range(ge=2, lt=1e5)]
     message_tokens: Lengths
     answer_tokens: Lengths
     think_mean_s: Positive
     think_cv: NotNegative
     answer_ttft_s: Positive
     answer_tpot_s: Positive
-    max_prompt_tokens: int
+    max_prompt_tokens: Annotated[int, Range(ge=256)]
     truncation: Literal["cache_aware", "naive"] = "cache_aware"
     truncation_step_tokens: AtLeastOne = 4096
     template: list[PromptPart] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        group = "workload.conversations."
-        require(
-            2 <= self.turns < 1e5,
-            f"{group}turns={self.turns:g} must be a mean of at least 2 and below 100000; one turn has no "
-            "memory: use workload.prefix_hit",
-        )
-        for name in ("character_tokens", "persona_tokens", "message_tokens", "answer_tokens"):
-            kind = getattr(self, name).kind
-            require(kind in ("fixed", "lognormal"), f"{group}{name}: kind={kind} must be fixed or lognormal")
-        room = int(CHARACTER_SHARE * self.max_prompt_tokens) - self.system_tokens
-        require(
-            room >= 2 * NAMING_TOKENS and self.max_prompt_tokens >= 256,
-            f"{group}max_prompt_tokens={self.max_prompt_tokens} must be at least 256, and half of it above "
-            f"system_tokens={self.system_tokens}",
-        )
+        check_rules(self)
         _check_template(self.template)
+
+    @property
+    def room_tokens(self) -> int:
+        """Tokens that the longest character may have beside the system prompt."""
+        return int(CHARACTER_SHARE * self.max_prompt_tokens) - self.system_tokens
 
     @property
     def step_tokens(self) -> int:
@@ -135,12 +126,14 @@ def overruled(word: Mapping[str, Any]) -> str:
     return ""
 
 
+LEAST_BURSTINESS = 0.001
+"""With a smaller shape most gaps are zero in floating point; this has gaps with cv 32."""
 MOST_SESSIONS = 10_000_000
 """Most sessions: their numbers fit into the 32 bits of a row, and their set into a driver's memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class Arrivals(Ruled):
     """The distribution of the gaps between requests at a given rate.
 
     `burstiness` is the shape of gamma gaps, as in vLLM's benchmark: their coefficient of variation
@@ -150,24 +143,11 @@ class Arrivals:
     """
 
     kind: Literal["poisson", "gamma", "constant", "vllm_bench", "trace"] = "poisson"
-    burstiness: float = 1.0
-
-    def __post_init__(self) -> None:
-        # With a smaller shape most gaps are zero in floating point.
-        require(
-            0.001 <= self.burstiness < math.inf,
-            f"workload.arrivals.burstiness={self.burstiness} must be at least 0.001 (gaps with cv 32) and "
-            "finite; use workload.arrivals.kind=constant for equal gaps",
-        )
-        require(
-            self.kind in ("gamma", "vllm_bench") or self.burstiness == 1,
-            f"workload.arrivals.burstiness={self.burstiness} belongs to workload.arrivals.kind=gamma or "
-            f"vllm_bench, not {self.kind}",
-        )
+    burstiness: Annotated[float, Range(ge=LEAST_BURSTINESS)] = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Ruled):
     """The requests: lengths of prompt and answer, the form of the prompt, and the arrivals.
 
     `trace` is the path of recorded requests: JSON lines in the Mooncake form, CSV in the Azure LLM trace
@@ -201,41 +181,17 @@ class Workload:
     conversations: Conversations | None = None
     tokenizer: str = ""
 
-    def __post_init__(self) -> None:
-        self._check_sessions()
-        self._check_conversations()
-        self._check_images()
+    @property
+    def uses_trace(self) -> bool:
+        """True if lengths or arrivals are those of `trace`."""
         kinds = {self.input_tokens.kind, self.output_tokens.kind, self.arrivals.kind}
-        used = bool(kinds & {"empirical", "trace"})
-        require(
-            bool(self.trace) or not used,
-            f"workload {self.name} needs workload.trace=FILE, for arrivals.kind=trace or kind=empirical",
-        )
-        require(
-            used or not self.trace,
-            "nothing uses workload.trace; set workload.arrivals.kind=trace or lengths to kind=empirical",
-        )
-        self._check_trace()
+        return bool(kinds & {"empirical", "trace"})
 
     @property
     def replays_prefixes(self) -> bool:
         """True if requests are a trace's lines in their order, which share what its block hashes say."""
         in_order = self.arrivals.kind == "trace" and self.input_tokens.kind == "empirical"
         return in_order and not (self.prefix_hit or self.sessions)
-
-    def _check_trace(self) -> None:
-        usual = {"trace_from_s": 0, "trace_span_s": None, "trace_block_tokens": 512, "trace_seed": 0}
-        idle = [name for name, value in usual.items() if getattr(self, name) != value and not self.trace]
-        require(not idle, f"workload.{(idle or [''])[0]} needs workload.trace=FILE")
-
-    def _check_sessions(self) -> None:
-        hit = self.session_hit
-        require(self.sessions > 0 or not hit, f"workload.session_hit={hit} needs workload.sessions=N")
-        require(
-            not hit or hit > self.prefix_hit,
-            f"workload.session_hit={hit} includes what all prompts share: it must be above "
-            f"workload.prefix_hit={self.prefix_hit}, or 0",
-        )
 
     @property
     def has_sessions(self) -> bool:
@@ -247,45 +203,7 @@ class Workload:
         """True if prompts share beginnings, so that prefix caches need a warm-up."""
         return bool(self.prefix_hit or self.session_hit or self.conversations)
 
-    def _check_conversations(self) -> None:
-        """Refuse lengths, arrivals and sessions beside conversations, which have their own."""
-        lengths = {self.input_tokens.kind, self.output_tokens.kind}
-        if self.conversations is None:
-            require(
-                "conversation" not in lengths,
-                f"workload {self.name}: kind=conversation needs conversations; use workload=character",
-            )
-            return
-        require(
-            lengths == {"conversation"},
-            "workload.conversations give the requests their lengths; leave input_tokens and output_tokens at "
-            "kind=conversation and set workload.conversations.KEY",
-        )
-        require(
-            self.arrivals.kind == "poisson",
-            f"workload.arrivals.kind={self.arrivals.kind}: conversations begin as a Poisson process; leave "
-            "it out",
-        )
-        own = next((name for name in ("prefix_hit", "sessions", "session_hit") if getattr(self, name)), "")
-        require(
-            not own,
-            f"workload.{own}: conversations have sessions and shared beginnings of their own; leave it out",
-        )
-
     @property
     def prompt_tokens(self) -> float:
         """Mean prompt tokens of a request, with those of its images."""
         return self.input_tokens.mean + self.images.mean_tokens
-
-    def _check_images(self) -> None:
-        if not self.images.most:
-            return
-        require(
-            self.prompt == "chat",
-            f"workload.images are parts of a chat message but workload.prompt={self.prompt}; set it to chat",
-        )
-        require(
-            not (self.prefix_hit or self.has_sessions),
-            "workload.images: how prompts with images share beginnings is not modelled; leave "
-            "workload.prefix_hit, workload.sessions and workload.conversations out",
-        )
