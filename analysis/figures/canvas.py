@@ -8,7 +8,6 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,40 +51,16 @@ DARK = {
 """Each colour on a dark page."""
 
 NO_ZERO = 1000.0
-MOST_POINTS = 300
-"""Most points of a line: more are not seen at this width and only make the file large."""
 
 
-@dataclass(frozen=True, slots=True)
-class Style:
-    """Look of a series: never told apart by its colour alone."""
-
-    color: str
-    marker: str
-    line: Any
-
-    @property
-    def drawn(self) -> Look:
-        """Keywords of `Axes.plot`."""
-        fine = {"linewidth": 1.3, "markersize": 4.5, "markeredgewidth": 1.0}
-        return {"color": self.color, "marker": self.marker, "linestyle": self.line, **fine}
+def style(color: str, marker: str, dashes: Any) -> Look:
+    """Keywords of `Axes.plot` for a series: never told apart by its colour alone."""
+    return line(color, dashes) | {"marker": marker, "markersize": 4.5, "markeredgewidth": 1.0}
 
 
-STYLES = (
-    Style(BLUE, "o", "-"),
-    Style(VERMILLION, "s", "--"),
-    Style(GREEN, "^", "-."),
-    Style(PURPLE, "D", ":"),
-    Style(ORANGE, "v", (0, (6, 2))),
-    Style(INK, "P", (0, (3, 1, 1, 1, 1, 1))),
-    Style(SKY, "X", (0, (1, 3))),
-)
-"""Styles of series in their order; a figure that needs more draws too much."""
-
-
-def line(color: str, style: Any = "-", width: float = 1.3) -> Look:
+def line(color: str, dashes: Any = "-", width: float = 1.3) -> Look:
     """Keywords of `Axes.plot` for a line without marks."""
-    return {"color": color, "linestyle": style, "linewidth": width}
+    return {"color": color, "linestyle": dashes, "linewidth": width}
 
 
 def dots(color: str, marker: str, size: float = 6.0) -> Look:
@@ -93,12 +68,26 @@ def dots(color: str, marker: str, size: float = 6.0) -> Look:
     return {"color": color, "linestyle": "", "marker": marker, "markersize": size}
 
 
+STYLES = (
+    style(BLUE, "o", "-"),
+    style(VERMILLION, "s", "--"),
+    style(GREEN, "^", "-."),
+    style(PURPLE, "D", ":"),
+    style(ORANGE, "v", (0, (6, 2))),
+    style(INK, "P", (0, (3, 1, 1, 1, 1, 1))),
+    style(SKY, "X", (0, (1, 3))),
+)
+"""Looks of series in their order; a figure that needs more draws too much."""
 LIMIT = line(VERMILLION, (0, (8, 3)), 1.2)
 """A line that must not be crossed, in every figure."""
 MIDDLE: Look = {"xycoords": "axes fraction", "ha": "center", "va": "center"}
 """A note in the middle of a panel, which says why the panel is empty."""
 OVER: Look = {"bbox": {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.6}}
 """A note that lies on lines and stays readable."""
+CORNER: Look = {"xycoords": "axes fraction", "ha": "right", "va": "top", **OVER}
+"""A note in the upper right corner of a panel."""
+BETWEEN: Look = {"facecolor": BAND, "linewidth": 0, "zorder": 0}
+"""The interval of a capacity."""
 BELOW_DATA = 1.5
 """Above the grid and areas, below every line and mark of a series."""
 
@@ -117,7 +106,7 @@ def notebook_figure(draw: Draw, height_in: float) -> Figure:
 def svg(draw: Draw, height_in: float, name: str, width_in: float = PAGE_IN) -> str:
     """A drawing as inline <svg>, as much higher as its legend needs: always the same bytes, texts as texts.
 
-    Ids begin with the name, so that a page can hold several. Nothing of the machine's matplotlibrc counts, no
+    Ids depend on the name, so that a page can hold several. Nothing of the machine's matplotlibrc counts, no
     text is taken for mathematics, and neither date nor version of the maker is written.
     """
     import matplotlib
@@ -128,9 +117,7 @@ def svg(draw: Draw, height_in: float, name: str, width_in: float = PAGE_IN) -> s
         # It is the reader's browser that needs the letters.
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(
-            {"svg.fonttype": "none", "svg.hashsalt": "maxqps", "text.parse_math": False}
-        )
+        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False})
         figure = Figure((width_in, height_in), dpi=PT_PER_IN)
         draw(figure)
         height_in += add_legend(figure)
@@ -142,7 +129,7 @@ def svg(draw: Draw, height_in: float, name: str, width_in: float = PAGE_IN) -> s
         drawn = io.StringIO()
         omitted = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(drawn, format="svg", metadata=omitted, transparent=True)
-    return inline(drawn.getvalue(), name, round(width_in * PX_PER_IN), round(height_in * PX_PER_IN))
+    return _inline(drawn.getvalue(), round(width_in * PX_PER_IN), round(height_in * PX_PER_IN))
 
 
 def dark_rules() -> str:
@@ -195,7 +182,7 @@ def log_axis(ax: Axes, which: str) -> None:
     Ticks are as close as the span needs: at every figure, at 1, 2 and 5, or at every power of ten. A lower
     limit that has no logarithm becomes a thousandth of the upper one.
     """
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 
     axis, (low, high) = getattr(ax, f"{which}axis"), getattr(ax, f"get_{which}lim")()
     low = low if low > 0 else high / NO_ZERO
@@ -203,14 +190,8 @@ def log_axis(ax: Axes, which: str) -> None:
     decades = float(np.log10(high / low))
     subs = (1, 1.5, 2, 3, 4, 5, 6, 8) if decades < 0.8 else (1, 2, 5) if decades < 3 else (1,)
     axis.set_major_locator(LogLocator(subs=subs, numticks=12))
-    axis.set_major_formatter(FuncFormatter(_plain))
+    axis.set_major_formatter("{x:,.10g}")
     axis.set_minor_locator(NullLocator())
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _plain(value: float, _: Any) -> str:
-    """A tick of a log axis without an exponent."""
-    return f"{value:,.0f}" if value >= 1 and value == round(value) else f"{value:.10f}".rstrip("0")
 
 
 def note(ax: Axes, x: float, y: float, text: str, **look: Any) -> None:
@@ -270,45 +251,32 @@ def within(estimate: Estimate, left: float, right: float) -> tuple[float, float]
     return left if low is None else low, right if high is None else high
 
 
-def series(ax: Axes, points: Iterable[tuple[float, float | None]], **look: Any) -> None:
-    """The points (x, y) whose y is known as one line; nothing without one."""
-    known = [(x, y) for x, y in points if y is not None]
+def series(
+    ax: Axes, points: Iterable[tuple[float, float | None]], most: float = math.inf, **look: Any
+) -> None:
+    """The points (x, y) whose y is known as one line, what is above `most` at it; nothing without one."""
+    known = [(x, min(y, most)) for x, y in points if y is not None]
     if known:
         ax.plot(*zip(*known, strict=True), **look)
 
 
-def thinned(*columns: Floats, most: int = MOST_POINTS) -> tuple[Floats, ...]:
-    """The columns at `most` evenly spaced rows, the first and the last among them."""
-    rows = len(columns[0])
-    if rows <= most:
-        return columns
-    kept = np.unique(np.linspace(0, rows - 1, most).round().astype(np.int64))
-    return tuple(column[kept] for column in columns)
-
-
-def inline(text: str, name: str, width_px: int, height_px: int) -> str:
-    """The svg element alone, without what is the same in all of them, with ids that no other figure has."""
+def _inline(text: str, width_px: int, height_px: int) -> str:
+    """The svg element alone, without what is the same in all of them, and without ids that nothing names."""
     text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<defs>\s*</defs>", "", text)
-    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    named = set(re.findall(r"(?:url\(#|href=\"#)([^\")]+)", text))
-    text = re.sub(r' id="([^"]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in named else "", text)
-    text = re.sub(r"(url\(#|href=\"#)", rf"\g<1>{name}-", text)
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
+    text = re.sub(r' id="[^"]+_\d+"', "", text)
     text = re.sub(r"font-family: [^;\"]*", "font-family: sans-serif", text)
-    text = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", text)
-    text = re.sub(r'( (?:d|x|y|width|height|transform)=")([^"]+)', _rounded, text)
+    text = re.sub(r'(?<= (?:d|x|y)=")[^"]+|(?<= transform=")[^"]+', _rounded, text)
     text = re.sub(r"\s*\n\s*", "\n", text)
     size = f'width="{width_px}" height="{height_px}" stroke-linejoin="round" stroke-linecap="butt"'
     return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', size, text, count=1)
 
 
-def _rounded(attribute: re.Match[str]) -> str:
+def _rounded(coordinates: re.Match[str]) -> str:
     """Coordinates to a tenth of a point, those of markers to a hundredth."""
 
     def short(number: re.Match[str]) -> str:
         value = float(number[0])
         return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
-    return attribute[1] + re.sub(r"-?\d+\.\d{2,}", short, attribute[2])
+    return re.sub(r"-?\d+\.\d{2,}", short, coordinates[0])

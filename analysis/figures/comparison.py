@@ -1,8 +1,10 @@
 """Figures of several runs and of plans: capacities with their ratios, the answers of a gate, nodes."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import numpy as np
 
 from analysis.capacity import paired_ratio
 from analysis.figures import canvas
@@ -10,16 +12,21 @@ from analysis.figures.canvas import Axes, Figure, Look, counted, qps
 from analysis.figures.exhibit import CapacityRow, Exhibit, NoData, Row, run_capacity
 from analysis.planning.money import HOURS, Day
 from analysis.planning.plan import Plan
-from analysis.quality import gate
-from analysis.quality.answers import PromptEvidence
-from analysis.quality.gate import GateMoment, GateVerdict, MeanInterval
+from analysis.quality.gate import GateMoment, GateVerdict
 from analysis.results.runs import Run
 from analysis.results.studies import Study
-from analysis.results.verdicts import PAIRED, UNPAIRED, MatrixCell, PartRow, StudyVerdict
+from analysis.results.verdicts import (
+    PAIRED,
+    REFERENCE,
+    UNPAIRED,
+    CellRatio,
+    MatrixCell,
+    PartRow,
+    StudyVerdict,
+)
 from analysis.stats.estimate import interval, middle, span
 from analysis.views.plan import BASES
 from conf.io.one_line import one_line
-from conf.specs.search import Quality
 
 StudyOrRuns = StudyVerdict | Sequence[Run]
 ROW_IN, MARGIN_IN = 0.42, 0.8
@@ -71,16 +78,17 @@ class Comparison(Exhibit):
         sentences += [f"All together, {row.name}: {row.words}." for row in self.together]
         for part in self.parts:
             if part.ratio:
-                low, high = canvas.within(part.ratio, -math.inf, math.inf)
+                ratio = part.ratio.estimate
+                low, high = canvas.within(ratio, -math.inf, math.inf)
                 shown = "more" if low > 1 else "less" if high < 1 else "no difference shown"
                 sentences.append(
-                    f"{part.name} carries {middle(part.ratio)} times as much (95 % interval"
-                    f" {interval(part.ratio)}, {part.how}): {shown}."
+                    f"{part.name} carries {middle(ratio)} times as much (95 % interval"
+                    f" {interval(ratio)}, {part.ratio.how}): {shown}."
                 )
         return " ".join(sentences)
 
     def _draw_capacities(self, ax: Axes) -> None:
-        ends = [end for row in self.all_parts for end in (row.low, row.high) if end is not None]
+        ends = [end for row in self.all_parts if row.claim for end in row.claim.ends if end is not None]
         left, right = min(ends), max(ends)
         spare = 0.12 * (right - left) or 0.05 * right
         ax.set_xlim(left - spare, right + spare)
@@ -89,13 +97,7 @@ class Comparison(Exhibit):
             canvas.note(ax, (left + right) / 2, -place, words, **ABOVE)
             _draw_capacity(ax, row, -place)
         for claim in (row.claim for row in self.together if row.claim):
-            ax.axvspan(
-                *canvas.within(claim, left, right),
-                facecolor=canvas.BAND,
-                linewidth=0,
-                zorder=0,
-                label="together",
-            )
+            ax.axvspan(*canvas.within(claim, left, right), **canvas.BETWEEN, label="together")
         canvas.label(ax, "capacity (QPS per node)", "")
 
     def _draw_ratios(self, ax: Axes) -> None:
@@ -104,13 +106,14 @@ class Comparison(Exhibit):
         for place, part in enumerate(self.parts):
             if not part.ratio:
                 continue
-            low, high = canvas.within(part.ratio, -math.inf, math.inf)
+            ratio, how = part.ratio.estimate, part.ratio.how
+            low, high = canvas.within(ratio, -math.inf, math.inf)
             ends += [low, high]
             ax.plot([low, high], [-place] * 2, **canvas.line(canvas.BLUE, width=1.8))
-            look = canvas.dots(canvas.BLUE, "o" if part.how == PAIRED else "s", 6.5)
+            look = canvas.dots(canvas.BLUE, "o" if how == PAIRED else "s", 6.5)
             fill = canvas.PAPER if low <= 1 <= high else canvas.BLUE
-            ax.plot([part.ratio.value], [-place], **look, markerfacecolor=fill, label=f"{part.how} ratio")
-            canvas.note(ax, (low + high) / 2, -place, span(part.ratio), **ABOVE, **canvas.OVER)
+            ax.plot([ratio.value], [-place], **look, markerfacecolor=fill, label=f"{how} ratio")
+            canvas.note(ax, (low + high) / 2, -place, span(ratio), **ABOVE, **canvas.OVER)
         first = one_line(self.parts[0].name, MOST_LETTERS)
         canvas.note(ax, 1, 0, f"{first} = 1", ha="center", va="center", **canvas.OVER)
         spare = 0.35 * (max(ends) - min(ends))
@@ -119,18 +122,18 @@ class Comparison(Exhibit):
 
 
 def _row(part: CapacityRow) -> Row:
-    ratio = part.ratio
+    claim, ratio = part.claim, part.ratio.estimate if part.ratio else None
     return {
         "part": part.name,
         "qps_per_node": part.closed.value if part.closed else None,
-        "low_qps_per_node": part.low,
-        "high_qps_per_node": part.high,
+        "low_qps_per_node": claim.low if claim else None,
+        "high_qps_per_node": claim.high if claim else None,
         "certified_qps_per_node": part.certified,
         "simulated": part.simulated,
         "ratio_to_first": ratio.value if ratio else None,
         "ratio_low": ratio.low if ratio else None,
         "ratio_high": ratio.high if ratio else None,
-        "ratio_is": part.how,
+        "ratio_is": part.ratio.how if part.ratio else "",
         "why_not": part.why,
     }
 
@@ -160,7 +163,7 @@ def capacity_rows(subject: StudyOrRuns) -> list[CapacityRow]:
     else:
         rows = [_from_part(part) for part in subject.cells or subject.parts]
         if subject.valid and subject.ratio:
-            rows[1] = replace(rows[1], ratio=subject.ratio.estimate, how=PAIRED)
+            rows[1] = replace(rows[1], ratio=CellRatio(subject.ratio.estimate, PAIRED))
     if not any(part.claim for part in rows):
         raise NoData("no part has a capacity")
     return rows
@@ -169,7 +172,7 @@ def capacity_rows(subject: StudyOrRuns) -> list[CapacityRow]:
 def _beside(first: CapacityRow, part: CapacityRow) -> CapacityRow:
     if not (first.sampling and part.sampling):
         return part
-    return replace(part, ratio=paired_ratio.unpaired(first.sampling, part.sampling), how=UNPAIRED)
+    return replace(part, ratio=CellRatio(paired_ratio.unpaired(first.sampling, part.sampling), UNPAIRED))
 
 
 def pooled_rows(subject: StudyOrRuns) -> list[CapacityRow]:
@@ -195,22 +198,13 @@ def _from_part(part: PartRow | MatrixCell) -> CapacityRow:
     # A part keeps the posterior of a void run too, which is no capacity.
     claim = part.qps_per_node if part.exit_code in (0, 6) else None
     ratio = part.ratio if isinstance(part, MatrixCell) else None
-    if ratio is None or ratio.how not in (PAIRED, UNPAIRED):
-        return CapacityRow(part.name, claim, why if claim is None else "", simulated=part.simulated)
-    return CapacityRow(part.name, claim, "", ratio.estimate, ratio.how, part.simulated)
+    if ratio and ratio.how == REFERENCE:
+        ratio = None
+    return CapacityRow(part.name, claim, why if claim is None else "", ratio, part.simulated)
 
 
 SHOWN_MARGINS = 6.0
 """Ends of an interval are drawn up to so many margins: the first ones are anywhere (our choice)."""
-
-
-@dataclass(frozen=True, slots=True)
-class GateEvidence:
-    """The evidence of a gate, the rule by which it is judged, and its verdict."""
-
-    found: Sequence[PromptEvidence]
-    rule: Quality
-    verdict: GateVerdict
 
 
 class GateIntervals(Exhibit):
@@ -220,11 +214,10 @@ class GateIntervals(Exhibit):
     title = "Both intervals, prompt after prompt"
     source = "answers.parquet of A and B: tokens, log_probabilities"
 
-    def __init__(self, subject: GateEvidence) -> None:
-        self.verdict = subject.verdict
-        if not self.verdict.compared:
+    def __init__(self, moments: Sequence[GateMoment]) -> None:
+        if not moments:
             raise NoData("no prompt was compared")
-        self.moments = gate.moments(subject.found, subject.rule)
+        self.last = moments[-1]
         self.rows = [
             {"prompts": moment.prompts}
             | {
@@ -232,38 +225,34 @@ class GateIntervals(Exhibit):
                 for name in ("nats", "broken")
                 for end in ("low", "high")
             }
-            for moment in self.moments
+            for moment in moments
         ]
 
     def draw(self, figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
-        self._draw_ends(left, lambda moment: moment.nats, 1.0, "excess divergence, nats per token")
-        self._draw_ends(right, lambda moment: moment.broken, 100.0, "excess of broken prompts, %")
+        self._draw_ends(left, "nats", 1.0, "excess divergence, nats per token")
+        self._draw_ends(right, "broken", 100.0, "excess of broken prompts, %")
 
     def alt(self) -> str:
-        """The last intervals with their margins, and the verdict."""
-        last = self.moments[-1]
-        nats, broken = last.nats, last.broken
+        """The last intervals with their margins."""
+        nats, broken = self.last.nats, self.last.broken
         return (
-            f"After {counted(last.prompts, 'prompt')} the mean excess divergence lies between {nats.low:.4f}"
-            f" and {nats.high:.4f} nats (margin {nats.margin:g}), the excess of broken prompts between"
-            f" {100 * broken.low:.2f} and {100 * broken.high:.2f} % (margin {100 * broken.margin:g} %):"
-            f" {self.verdict.verdict}."
+            f"After {counted(self.last.prompts, 'prompt')} the mean excess divergence lies between"
+            f" {nats.low:.4f} and {nats.high:.4f} nats (margin {nats.margin:g}), the excess of broken prompts"
+            f" between {100 * broken.low:.2f} and {100 * broken.high:.2f} % (margin"
+            f" {100 * broken.margin:g} %)."
         )
 
-    def _draw_ends(
-        self, ax: Axes, interval: Callable[[GateMoment], MeanInterval], unit: float, name: str
-    ) -> None:
+    def _draw_ends(self, ax: Axes, name: str, unit: float, words: str) -> None:
         """One interval over prompts, in a unit, cut some margins away from nothing."""
-        ends, prompts = [interval(moment) for moment in self.moments], [m.prompts for m in self.moments]
-        margin = ends[-1].margin * unit
-        most = SHOWN_MARGINS * margin
-        for end, label, line in (("low", "lower end", "--"), ("high", "upper end", "-")):
-            values = [min(max(unit * getattr(end_row, end), -most), most) for end_row in ends]
-            ax.plot(prompts, values, **canvas.line(canvas.BLUE, line), label=label)
+        margin = unit * getattr(self.last, name).margin
+        most, prompts = SHOWN_MARGINS * margin, [row["prompts"] for row in self.rows]
+        for end, label, dashes in (("low", "lower end", "--"), ("high", "upper end", "-")):
+            values = np.array([unit * row[f"excess_{name}_{end}"] for row in self.rows])
+            ax.plot(prompts, values.clip(-most, most), **canvas.line(canvas.BLUE, dashes), label=label)
         canvas.bound(ax, margin, "margin")
         ax.set_ylim(-1.05 * most, 1.05 * most)
-        canvas.label(ax, "prompts", name)
+        canvas.label(ax, "prompts", words)
 
 
 class GatePositions(Exhibit):
@@ -273,8 +262,8 @@ class GatePositions(Exhibit):
     title = "Divergence along an answer"
     source = "answers.parquet of A and B: tokens, log_probabilities"
 
-    def __init__(self, subject: GateEvidence) -> None:
-        self.verdict = subject.verdict
+    def __init__(self, verdict: GateVerdict) -> None:
+        self.verdict = verdict
         if not self.verdict.by_position:
             raise NoData("no prompt was compared")
         self.rows = [asdict(position) for position in self.verdict.by_position]
@@ -282,8 +271,8 @@ class GatePositions(Exhibit):
     def draw(self, figure: Figure) -> None:
         ax = figure.subplots()
         names = ("again_nats", "A again"), ("candidate_nats", "B")
-        for (name, label), style in zip(names, canvas.STYLES, strict=False):
-            canvas.series(ax, [(row["position"], row[name]) for row in self.rows], **style.drawn, label=label)
+        for (name, label), look in zip(names, canvas.STYLES, strict=False):
+            canvas.series(ax, [(row["position"], row[name]) for row in self.rows], **look, label=label)
         ax.set_ylim(bottom=0)
         canvas.label(ax, "position in the answer", "mean divergence, nats")
 
@@ -336,8 +325,8 @@ class Nodes(Exhibit):
             ("at the upper end of the interval", "nodes_at_high", canvas.STYLES[2]),
             ("plain division by the estimate", "naive_nodes", canvas.STYLES[1]),
         )
-        for name, key, style in series:
-            canvas.series(ax, [(row["demand_qps"], row[key]) for row in self.rows], **style.drawn, label=name)
+        for name, key, look in series:
+            canvas.series(ax, [(row["demand_qps"], row[key]) for row in self.rows], **look, label=name)
         ax.axvline(peak, color=canvas.PALE, linewidth=0.9, linestyle=":")
         ax.plot([peak], [nodes], **canvas.dots(canvas.INK, "*", 14))
         words = f"{counted(nodes, 'node')} at {peak:,.6g} QPS"

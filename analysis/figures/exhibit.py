@@ -1,7 +1,7 @@
 """An exhibit: a figure's data, drawing, table and words, from one read of a run."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -12,9 +12,10 @@ import pyarrow as pa
 from analysis.capacity import window_table
 from analysis.capacity.window_counts import Window, in_window
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Floats, Look
+from analysis.figures.canvas import Figure, Floats, Look
 from analysis.results.figures import WindowRow
 from analysis.results.runs import Run
+from analysis.results.verdicts import CellRatio
 from analysis.rows import metrics, records
 from analysis.stats import estimate
 from analysis.stats.estimate import Estimate, span
@@ -103,22 +104,23 @@ WORDS = {
     VOID: "void, not counted",
     UNKNOWN: "latency unknown",
 }
+FAR = 1.5
+"""An end of the capacity's interval widens an axis of rates up to this factor (our choice)."""
 FILLS = {PASS: canvas.BLUE, FAIL: canvas.PAPER, UNKNOWN: canvas.GRID}
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityRow:
-    """What is claimed in QPS per node, or `why` nothing is.
+    """What is claimed in QPS per node, or `why` nothing is; a claim with an open end has no certified rate.
 
-    `ratio` is that to the first part and `how` how it came about. `simulated` is the kind of a simulated
-    interval, `sampling` the capacity by sampling noise alone.
+    `ratio` is that to the first part. `simulated` is the kind of a simulated interval, `sampling` the
+    capacity by sampling noise alone.
     """
 
     name: str
     claim: Estimate | None
     why: str = ""
-    ratio: Estimate | None = None
-    how: str = ""
+    ratio: CellRatio | None = None
     simulated: str = ""
     sampling: Estimate | None = None
 
@@ -126,14 +128,6 @@ class CapacityRow:
     def closed(self) -> Estimate | None:
         """The claim where both ends of its interval are known."""
         return self.claim if self.claim and not self.claim.is_open else None
-
-    @property
-    def low(self) -> float | None:
-        return self.claim.low if self.claim else None
-
-    @property
-    def high(self) -> float | None:
-        return self.claim.high if self.claim else None
 
     @property
     def certified(self) -> float | None:
@@ -150,6 +144,15 @@ class CapacityRow:
     def certified_words(self) -> str:
         """The certified rate, rounded down."""
         return f"certified {estimate.certified(self.closed)}" if self.closed else ""
+
+    def rates_around(self, rates: Iterable[float]) -> tuple[float, float]:
+        """Ends of an axis that shows these rates, the certified one, and what is not far off of the claim."""
+        rates = list(rates)
+        least, most = min(rates), max(rates)
+        ends = self.claim.ends if self.claim else ()
+        shown = [*rates, *(end for end in ends if end and least / FAR < end < most * FAR)]
+        shown.append(self.certified or most)
+        return 0.95 * min(shown), 1.05 * max(shown)
 
 
 def run_capacity(run: Run, name: str = "capacity") -> CapacityRow:
@@ -280,11 +283,3 @@ def mark(ended: str, shape: str = "o") -> Look:
         return {**canvas.dots(canvas.PALE, "x", 7), "markeredgewidth": 1.6}
     look: Look = {"linestyle": "", "marker": shape, "markersize": 6.5, "zorder": 3}
     return {**look, "markerfacecolor": FILLS[ended], "markeredgecolor": canvas.BLUE}
-
-
-def draw_points(ax: Axes, points: Sequence[tuple[float, float, str]]) -> None:
-    """Marks at (x, y) by outcome."""
-    for ended, words in WORDS.items():
-        at = [(x, y) for x, y, point_ended in points if point_ended == ended]
-        if at:
-            ax.plot(*zip(*at, strict=True), **mark(ended), label=words)

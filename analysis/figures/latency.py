@@ -8,24 +8,19 @@ import numpy as np
 
 from analysis.capacity import window_table
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Floats, Look, Style, counted, ms, qps, share
-from analysis.figures.exhibit import Exhibit, NoData, Row, RunData, WindowRows, draw_points
-from analysis.results.figures import WindowRow
+from analysis.figures.canvas import Axes, Figure, Look, counted, ms, qps, share
+from analysis.figures.exhibit import WORDS, Exhibit, NoData, Row, RunData, WindowRows, mark
 from analysis.stats.dispersion import quantile_interval
 from analysis.stats.quantiles import quantile
 from analysis.views.rates import UNKNOWN, VOID
 from conf.specs.bounds import LIMITS, QUANTILE, Limit, allowed_over, column, label
 
 SHOWN = {
-    "p50": Style(canvas.GREEN, "^", ":"),
-    "p90": Style(canvas.BLUE, "", "-"),
-    "p99": Style(canvas.PURPLE, "v", "--"),
+    "p50": canvas.style(canvas.GREEN, "^", ":"),
+    "p90": canvas.style(canvas.BLUE, "", "-"),
+    "p99": canvas.style(canvas.PURPLE, "v", "--"),
 }
-FAINT: Look = {**canvas.dots(canvas.PALE, "^", 4), "alpha": 0.45}
 NO_CURVE = (VOID, UNKNOWN)
-NEAR = 2.0
-"""A step of the ramp widens the axis if it is within this factor of the measured rates (our choice)."""
-OFFERED = canvas.dots(canvas.PALE, "|", 8)
 
 
 class Latency(Exhibit):
@@ -52,16 +47,13 @@ class Latency(Exhibit):
 
     def draw(self, figure: Figure) -> None:
         panels = figure.subplots(len(LIMITS), sharex=True)
-        panels[0].set_xlim(*self._ends())
-        offered = sorted({window.rate for window in self.data.windows})
+        rates = (rate for window in self.data.windows for rate in (window.load, window.rate))
+        panels[0].set_xlim(*self.data.capacity.rates_around(rates))
         for panel, limit in zip(panels, LIMITS, strict=True):
             canvas.label(panel, "", f"{limit.upper()} (ms)")
             self._draw_quantiles(panel, limit)
-            self._draw_ramp(panel, column(limit))
-            foot: Look = {"transform": panel.get_xaxis_transform(), "label": "rate offered"}
-            panel.plot(offered, [0.03] * len(offered), **OFFERED, **foot)
             self._draw_capacity(panel)
-        panels[-1].set_xlabel("load that arrived, rate offered (QPS per node)")
+        panels[-1].set_xlabel("load that arrived (QPS per node)")
         figure.align_ylabels()
 
     def alt(self) -> str:
@@ -73,63 +65,34 @@ class Latency(Exhibit):
         sentences = [_rise(valid, limit, self.data.bounds_ms.get(limit)) for limit in LIMITS]
         void = len(windows) - len(valid)
         sentences += [f"Void and not counted: {void} of {len(windows)} windows."] if void else []
-        if not capacity.claim:
-            return " ".join([*sentences, "No capacity is claimed."])
         certified = "" if capacity.certified is None else f", {capacity.certified_words}"
-        sentences.append(f"The capacity in QPS per node is {capacity.words}{certified}.")
-        if (ends := capacity.closed) and (ends.high or 0.0) > valid[-1].load:
-            sentences.append(
-                "The interval ends beyond the highest load that arrived: there it is the model's."
-            )
-        return " ".join(sentences)
-
-    def _ends(self) -> tuple[float, float]:
-        """Ends of the axis: all rates, the certified one, and what is not far off of interval and ramp."""
-        capacity, rates = self.data.capacity, [rate for w in self.data.windows for rate in (w.load, w.rate)]
-        left = min(0.94 * min(rates), max(0.97 * (capacity.low or math.inf), min(rates) / 1.5))
-        right = max(1.06 * max(rates), min(1.03 * (capacity.high or 0.0), 1.5 * max(rates)))
-        near = [step["rate_qps_per_node"] for step in self._ramp()]
-        near = [rate for rate in near if min(rates) / NEAR < rate < NEAR * max(rates)]
-        shown = [*near, capacity.certified or max(rates)]
-        return min(left, 0.97 * min(shown)), max(right, 1.03 * max(shown))
-
-    def _ramp(self) -> list[WindowRow]:
-        """The steps that only looked for where to measure."""
-        return [line for line in self.data.all_lines if line["kind"] == "ramp"]
+        claim = f"The capacity in QPS per node is {capacity.words}{certified}."
+        return " ".join([*sentences, claim if capacity.claim else "No capacity is claimed."])
 
     def _draw_quantiles(self, ax: Axes, limit: Limit) -> None:
         """Curves of the windows that are not void, and every p90; the infinite stands at the upper edge."""
-        windows = sorted(zip(self.data.windows, self.rows, strict=True), key=lambda pair: pair[0].load)
         values = [row[f"{limit}_{name}_ms"] for row in self.rows for name in SHOWN]
         top = canvas.latency_axis(ax, values, self.data.bounds_ms.get(limit), " on p90:")
+        windows = sorted(zip(self.data.windows, self.rows, strict=True), key=lambda pair: pair[0].load)
         points = [(window.load, row, self.data.outcome(window.line, (limit,))) for window, row in windows]
-        for name, style in SHOWN.items():
+        for name, look in SHOWN.items():
             curve = [(at, row[f"{limit}_{name}_ms"]) for at, row, ended in points if ended not in NO_CURVE]
-            look = {**style.drawn, "linewidth": 1.6} if name == "p90" else style.drawn
-            canvas.series(ax, [(at, value and min(value, top)) for at, value in curve], **look, label=name)
-        ends = [(at, row[f"{limit}_p90_low_ms"], row[f"{limit}_p90_high_ms"]) for at, row, _ in points]
-        known = [(at, min(low, top), min(high, top)) for at, low, high in ends if low is not None]
-        if known:
-            ax.vlines(*zip(*known, strict=True), color=canvas.BLUE, linewidth=0.9)
-        p90s = [(at, p90, ended) for at, row, ended in points if (p90 := row[column(limit)]) is not None]
-        draw_points(ax, [(at, min(p90, top), ended) for at, p90, ended in p90s])
-        for at in (at for at, p90, _ in p90s if math.isinf(p90)):
-            inwards, side = (6, "left") if at < sum(ax.get_xlim()) / 2 else (-6, "right")
-            canvas.note(ax, at, top, "infinite", xytext=(inwards, 0), ha=side, va="center")
-
-    def _draw_ramp(self, ax: Axes, p90: str) -> None:
-        left, right = ax.get_xlim()
-        known = [(step["rate_qps_per_node"], step[p90]) for step in self._ramp() if step[p90] is not None]
-        steps = [(rate, np.clip(p90_ms, *ax.get_ylim())) for rate, p90_ms in known if left <= rate <= right]
-        canvas.series(ax, steps, **FAINT, label="p90 of a step of the ramp")
+            canvas.series(ax, curve, top, **look, label=name)
+        for at, row, ended in points:
+            low, p90, high = (row[f"{limit}_{name}_ms"] for name in ("p90_low", "p90", "p90_high"))
+            if low is not None:
+                ax.vlines(at, min(low, top), min(high, top), color=canvas.BLUE, linewidth=0.9)
+            if p90 is not None:
+                ax.plot([at], [min(p90, top)], **mark(ended), label=WORDS[ended])
+        if math.inf in values:
+            canvas.note(ax, 0.995, 0.98, "at the upper edge: infinite", **canvas.CORNER)
 
     def _draw_capacity(self, ax: Axes) -> None:
         capacity, (left, right) = self.data.capacity, ax.get_xlim()
         if not capacity.claim:
             return
         low, high = np.clip(canvas.within(capacity.claim, left, right), left, right)
-        band: Look = {"facecolor": canvas.BAND, "linewidth": 0, "zorder": 0}
-        ax.axvspan(low, high, **band, label=f"capacity: {capacity.words}")
+        ax.axvspan(low, high, **canvas.BETWEEN, label=f"capacity: {capacity.words}")
         below = canvas.BELOW_DATA - 0.1
         if capacity.closed:
             ax.axvline(capacity.closed.value, **canvas.line(canvas.INK, width=1.1), zorder=below)
@@ -195,10 +158,10 @@ class ShareOver(Exhibit):
     def draw(self, figure: Figure) -> None:
         """Over the allowed share, on a log axis; a share of nothing stands at the lower edge."""
         ax = figure.subplots()
-        for (bound, rows), style in zip(self.valid.items(), canvas.STYLES, strict=False):
+        for (bound, rows), look in zip(self.valid.items(), canvas.STYLES, strict=False):
             known = [row for row in rows if row["over_pct"] is not None]
             points = [(row["rate_qps_per_node"], max(_ratio(row), LEAST)) for row in known]
-            canvas.series(ax, points, **style.drawn, label=bound)
+            canvas.series(ax, points, **look, label=bound)
         ax.set_ylim(LEAST / 1.3, 130)
         canvas.log_axis(ax, "y")
         canvas.label(ax, "rate offered (QPS per node)", "share over / allowed share")
@@ -233,7 +196,8 @@ def _ratio(row: Row) -> float:
 
 MOST_CURVES = 6
 """Most curves, evenly over the rates with the lowest and the highest among them: more are not told apart."""
-MOST_STEPS = 100
+SHARES = np.linspace(0, 1, 101)
+"""Shares of the requests at which a curve has its points."""
 CURVE_QUANTILES = (0.5, 0.9, 0.99)
 
 
@@ -257,8 +221,10 @@ class Cdf(Exhibit):
 
     def draw(self, figure: Figure) -> None:
         panels = figure.subplots(1, len(LIMITS), sharey=True)
+        places = {round(place) for place in np.linspace(0, len(self.windows) - 1, MOST_CURVES)}
+        few = [self.windows[place] for place in sorted(places)]
         for panel, limit in zip(panels, LIMITS, strict=True):
-            _draw_curves(panel, limit, _few(self.windows), self.bounds_ms.get(limit))
+            _draw_curves(panel, limit, few, self.bounds_ms.get(limit))
         panels[0].set_ylabel("share of requests within")
 
     def alt(self) -> str:
@@ -281,25 +247,6 @@ class Cdf(Exhibit):
         return " ".join([*sentences, "90 % are asked for."])
 
 
-def steps(values: Floats, most: int = MOST_STEPS) -> tuple[Floats, Floats]:
-    """Finite `values` in order, and the share of all known ones that is not above each; thinned to `most`.
-
-    Of n known values the last finite one stands at 1 only where none is infinite.
-    """
-    known = np.sort(values[~np.isnan(values)])
-    parts = np.arange(1, len(known) + 1) / max(len(known), 1)
-    finite = np.isfinite(known)
-    thin = canvas.thinned(known[finite], parts[finite], most=most)
-    return thin[0], thin[1]
-
-
-def _few(windows: Sequence[WindowRows]) -> list[WindowRows]:
-    if len(windows) <= MOST_CURVES:
-        return list(windows)
-    kept = np.linspace(0, len(windows) - 1, MOST_CURVES).round().astype(int)
-    return [windows[i] for i in kept]
-
-
 def _curve_row(window: WindowRows, bounds_ms: Mapping[Limit, float]) -> Row:
     row: Row = {"window": window.window.index, "rate_qps_per_node": window.rate}
     row |= {"requests": window.rows.num_rows, "failed": window.line["failed"]}
@@ -315,14 +262,16 @@ def _curve_row(window: WindowRows, bounds_ms: Mapping[Limit, float]) -> Row:
 def _draw_curves(ax: Axes, limit: Limit, windows: Sequence[WindowRows], bound_ms: float | None) -> None:
     """One curve per window; that of one with failures ends below 1."""
     ends = [] if bound_ms is None else [bound_ms]
-    for window, style in zip(windows, canvas.STYLES, strict=False):
-        at, part = steps(window.latency_ms[limit])
-        if not len(at):
+    for window, look in zip(windows, canvas.STYLES, strict=False):
+        known = window.latency_ms[limit]
+        known = known[~np.isnan(known)]
+        if not np.isfinite(known).any():
             continue
         failed = window.line["failed"]
         name = f"{qps(window.rate)} QPS per node{f' ({failed} failed)' if failed else ''}"
-        ax.plot(at, part, **style.drawn, markevery=max(1, len(at) // 4), label=name)
-        ends += [float(at[0]), float(at[-1])]
+        at = np.quantile(known, SHARES, method="inverted_cdf")
+        ax.plot(at, SHARES, **look, markevery=25, label=name)
+        ends += [float(at[0]), float(at[np.isfinite(at)][-1])]
     if ends:
         ax.set_xlim(min(ends) / 1.1, max(ends) * 1.15)
     ax.set_ylim(0, 1.02)

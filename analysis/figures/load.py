@@ -21,8 +21,6 @@ from analysis.views.rates import VOID
 SHAPES = {"ramp": "^", "window": "o", "hold": "s"}
 """Kinds of windows and their marks."""
 NAMES = {"ramp": ", step of the ramp", "hold": ", hold of the 5 % quantile", "window": ""}
-FAINT: Look = {"alpha": 0.4}
-"""The ramp only looks for where to measure."""
 
 
 class Search(Exhibit):
@@ -42,29 +40,26 @@ class Search(Exhibit):
     )
 
     def __init__(self, data: RunData) -> None:
-        self.lines, self.answer = data.lines(SHAPES), data.capacity
+        self.answer = data.capacity
         done = [event for event in data.run.events() if event.get("event") == "window_done"]
         # Of a window that was measured again the last posterior.
         posteriors = {e["index"]: e["capacity"] for e in done if (e["capacity"] or {}).get("windows")}
         self.rows = [
-            _window_row(line, data.outcome(line), posteriors.get(line["index"], {})) for line in self.lines
+            _window_row(line, data.outcome(line), posteriors.get(line["index"], {}))
+            for line in data.lines(SHAPES)
         ]
         self.beliefs = [row for row in self.rows if row["posterior_qps_per_node"] is not None]
         """The windows after which there was a posterior."""
 
     def draw(self, figure: Figure) -> None:
         ax = figure.subplots()
-        rates = [row["rate_qps_per_node"] for row in self.rows]
-        start = _minutes(min(line["start_ns"] for line in self.lines))
-        end = _minutes(self.lines[-1]["window_end_ns"])
+        start, end = self.rows[0]["window_start_s"] / 60, self.rows[-1]["window_end_s"] / 60
         canvas.label(ax, "time since the start of the run's clock (min)", "rate offered (QPS per node)")
         ax.set_xlim(start, end + 0.12 * (end - start))
-        shown = [0.97 * rate for rate in (self.answer.low, self.answer.certified) if rate]
-        low = min([0.8 * min(rates), *(rate for rate in shown if rate > 0.5 * min(rates))])
-        ax.set_ylim(low, max(1.25 * max(rates), min(1.03 * (self.answer.high or 0.0), 1.6 * max(rates))))
+        ax.set_ylim(*self.answer.rates_around(row["rate_qps_per_node"] for row in self.rows))
         _draw_beliefs(ax, self.beliefs, end + 0.06 * (end - start))
-        for look in sorted({(row["kind"], row["outcome"]) for row in self.rows}):
-            self._draw_windows(ax, *look)
+        for row in self.rows:
+            _draw_window(ax, row)
         _draw_answer(ax, self.answer, end + 0.09 * (end - start))
 
     def alt(self) -> str:
@@ -74,37 +69,19 @@ class Search(Exhibit):
         states = ", ".join(f"{outcomes.count(name)} {name}" for name in WORDS if name in outcomes)
         span = f"from {qps(min(rates))} to {qps(max(rates))} QPS per node"
         sentences = [f"{counted(len(rates), 'window')} {span}: {states}."]
-        answer, ends = self.answer, [_ends(row) for row in self.beliefs]
+        ends = [_ends(row) for row in self.beliefs]
         if ends:
             narrowed = f"from {ends[0]} after the first counted window to {ends[-1]} after the last"
             sentences.append(f"The 95 % interval goes {narrowed}.")
-        sentences.append(f"The answer is {answer.words}." if answer.claim else "No answer is claimed.")
-        claimed = answer.sampling or answer.closed
-        if ends and claimed and ends[-1] != f"[{qps(claimed.low or 0.0)}, {qps(claimed.high or 0.0)}]":
-            sentences.append(
-                "It may differ from the last interval, which was printed while answers were out: the answer "
-                "counts every window again with all its rows."
-            )
-        return " ".join(sentences)
-
-    def _draw_windows(self, ax: Axes, kind: str, ended: str) -> None:
-        """A bar as long as each window, with the outcome's mark in its middle."""
-        pairs = zip(self.lines, self.rows, strict=True)
-        lines = [line for line, row in pairs if (row["kind"], row["outcome"]) == (kind, ended)]
-        start, end = ([_minutes(line[f"window_{name}_ns"]) for line in lines] for name in ("start", "end"))
-        rates = [line["rate_qps_per_node"] for line in lines]
-        look = FAINT if kind == "ramp" else {}
-        ax.hlines(
-            rates, start, end, color=canvas.PALE if ended == VOID else canvas.BLUE, linewidth=2.2, **look
-        )
-        name, middles = f"{WORDS[ended]}{NAMES[kind]}", np.mean([start, end], axis=0)
-        ax.plot(middles, rates, **mark(ended, SHAPES[kind]), **look, label=name)
+        answer = f"The answer is {self.answer.words}." if self.answer.claim else "No answer is claimed."
+        return " ".join([*sentences, answer])
 
 
 def _window_row(line: Mapping[str, Any], outcome: str, posterior: Mapping[str, Any]) -> Row:
     return {
         "window": line["index"],
         "kind": line["kind"],
+        "window_start_s": line["window_start_ns"] / NS,
         "window_end_s": line["window_end_ns"] / NS,
         "rate_qps_per_node": line["rate_qps_per_node"],
         "requests": line["requests"],
@@ -122,8 +99,14 @@ def _ends(row: Row) -> str:
     return f"[{qps(low)}, {qps(high)}]{' (leaning on the prior)' if row['open'] else ''}"
 
 
-def _minutes(ns: float) -> float:
-    return ns / NS / 60
+def _draw_window(ax: Axes, row: Row) -> None:
+    """A bar as long as the window with its outcome's mark; a step of the ramp, which only looks, is faint."""
+    kind, ended, rate = row["kind"], row["outcome"], row["rate_qps_per_node"]
+    start, end = row["window_start_s"] / 60, row["window_end_s"] / 60
+    look: Look = {"alpha": 0.4 if kind == "ramp" else 1.0}
+    ax.hlines(rate, start, end, color=canvas.PALE if ended == VOID else canvas.BLUE, linewidth=2.2, **look)
+    name = f"{WORDS[ended]}{NAMES[kind]}"
+    ax.plot([(start + end) / 2], [rate], **mark(ended, SHAPES[kind]), **look, label=name)
 
 
 def _draw_beliefs(ax: Axes, beliefs: Sequence[Row], last_min: float) -> None:
@@ -156,7 +139,8 @@ def _draw_answer(ax: Axes, answer: CapacityRow, at_min: float) -> None:
 QUANTILES = (0.5, 0.9, 0.99)
 TAIL = 0.01
 """The gate is on the 99th percentile: this share may be later."""
-MOST_STEPS = 150
+MOST_STEPS, MOST_BINS = 150, 300
+"""Most points of a curve, and of a line over time."""
 LEAST_MS = 0.01
 """Left edge of the lag's axis: a smaller lag is not worth a decade."""
 
@@ -243,17 +227,16 @@ def _lag_row(window: WindowRows, gate_ms: float) -> Row:
     }
 
 
-def _draw_curve(ax: Axes, name: str, lags: Floats, style: canvas.Style) -> None:
+def _draw_curve(ax: Axes, name: str, lags: Floats, look: Look) -> None:
     """The share that is later than each lag; what never left is later than any."""
     known = np.sort(lags[~np.isnan(lags)])
-    later = 1 - np.arange(1, len(known) + 1) / max(len(known), 1)
-    drawn = np.isfinite(known) & (later > 0)
     # Even steps of the logarithm: the tail, which is judged, keeps its points.
-    steps = np.unique(np.geomspace(1, max(drawn.sum(), 1), MOST_STEPS).round().astype(int))
-    from_end = -steps[steps <= drawn.sum()][::-1]
-    at, part = known[drawn][from_end], later[drawn][from_end]
-    marks: Look = {**style.drawn, "markevery": max(1, len(at) // 6)}
-    ax.plot(np.maximum(at, LEAST_MS), part, **marks, label=f"{name}, {counted(len(known), 'send')}")
+    later = np.unique(np.geomspace(1, max(len(known) - 1, 1), MOST_STEPS).round().astype(int))[::-1]
+    later = later[later < len(known)]
+    at = known[len(known) - 1 - later]
+    sent = np.isfinite(at)
+    at, part = np.maximum(at[sent], LEAST_MS), later[sent] / max(len(known), 1)
+    ax.plot(at, part, **look, markevery=25, label=f"{name}, {counted(len(known), 'send')}")
 
 
 def _draw_gate(ax: Axes, gate_ms: float) -> None:
@@ -293,7 +276,7 @@ def _draw_health(cpu: Axes, own: Axes, clients: pa.Table) -> None:
 def _by_second(clients: pa.Table) -> tuple[Floats, Floats, Floats]:
     """Seconds, the largest CPU share and the smallest run share in each bin of time; nan if not reported."""
     at = metrics.numbers(clients, "clock_ns") / NS
-    edges = np.linspace(at.min(), at.max(), min(canvas.MOST_POINTS, max(2, len(np.unique(at.round())))))
+    edges = np.linspace(at.min(), at.max(), min(MOST_BINS, max(2, len(np.unique(at.round())))))
     place = np.clip(np.searchsorted(edges, at, "right") - 1, 0, len(edges) - 1)
     cpu, own = np.full(len(edges), -np.inf), np.full(len(edges), np.inf)
     np.fmax.at(cpu, place, metrics.numbers(clients, "cpu_share"))

@@ -8,7 +8,7 @@ import pyarrow as pa
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look, counted, ms, qps
-from analysis.figures.exhibit import COLUMNS, Exhibit, NoData, Row, RunData, draw_points
+from analysis.figures.exhibit import COLUMNS, WORDS, Exhibit, NoData, RunData, mark
 from analysis.planning.sizing import ScalingEfficiency, scaling
 from analysis.results.runs import Run, RunError
 from analysis.rows import metrics
@@ -17,9 +17,8 @@ from analysis.stats.quantiles import quantile
 MOST_NAMED = 10
 """More replicas than these have numbers instead of their ids."""
 MOST_LETTERS = 10
-MOST_DOTS = 300
-MOST_ROWS = 30
-"""Of more replicas the table has the busiest and the least busy half of these."""
+MOST_DOTTED = 40
+"""More replicas than these have their medians alone."""
 SILENT = "no answer"
 """Name of a replica that was deployed and never answered."""
 
@@ -42,7 +41,7 @@ class ReplicaBalance(Exhibit):
         requests, p90s = _requests_and_p90s(data)
         names = sorted(requests, key=lambda name: (-requests[name], name))
         total = sum(requests.values())
-        self.replicas: list[Row] = [
+        self.rows = [
             {
                 "replica": name,
                 "requests": requests[name],
@@ -53,9 +52,6 @@ class ReplicaBalance(Exhibit):
             }
             for name in names
         ]
-        half = MOST_ROWS // 2
-        many = len(names) > MOST_ROWS
-        self.rows = [*self.replicas[:half], *self.replicas[-half:]] if many else self.replicas
         self.p90s_ms = [p90s.get(name, ()) for name in names]
         self.bound_ms = data.bounds_ms.get("ttft")
 
@@ -64,8 +60,8 @@ class ReplicaBalance(Exhibit):
         self._draw_shares(shares)
         self._draw_latency(latency)
         latency.set_xlabel("replica, in order of its requests")
-        if len(self.replicas) <= MOST_NAMED:
-            names = [row["replica"][:MOST_LETTERS] for row in self.replicas]
+        if len(self.rows) <= MOST_NAMED:
+            names = [row["replica"][:MOST_LETTERS] for row in self.rows]
             latency.set_xticks(range(len(names)), names)
         for panel in (shares, latency):
             panel.grid(False, axis="x")
@@ -73,9 +69,9 @@ class ReplicaBalance(Exhibit):
 
     def alt(self) -> str:
         """Requests of the busiest and the least busy replica, and the range of the p90 TTFTs."""
-        requests = [row["requests"] for row in self.replicas]
+        requests = [row["requests"] for row in self.rows]
         mean = sum(requests) / len(requests)
-        medians = [p90 for row in self.replicas if (p90 := row["ttft_p90_median_ms"]) is not None]
+        medians = [p90 for row in self.rows if (p90 := row["ttft_p90_median_ms"]) is not None]
         low, high = ms(min(medians, default=None)), ms(max(medians, default=None))
         return (
             f"Of {counted(len(requests), 'replica')} the busiest got {requests[0] / mean:.2f} and the least"
@@ -84,7 +80,7 @@ class ReplicaBalance(Exhibit):
         )
 
     def _draw_shares(self, ax: Axes) -> None:
-        parts = [row["share_pct"] for row in self.replicas]
+        parts = [row["share_pct"] for row in self.rows]
         look: Look = {"color": canvas.SKY, "edgecolor": canvas.BLUE, "label": "share of the requests"}
         ax.stairs(parts, np.arange(len(parts) + 1) - 0.5, fill=True, **look)
         even = f"even share, {100 / len(parts):.3g} %"
@@ -94,14 +90,13 @@ class ReplicaBalance(Exhibit):
 
     def _draw_latency(self, ax: Axes) -> None:
         dots = [(i, p90) for i, p90s in enumerate(self.p90s_ms) for p90 in p90s]
-        at, p90s = np.array(dots, dtype=np.float64).reshape(-1, 2).T
-        top = canvas.latency_axis(ax, p90s, self.bound_ms)
-        shown = canvas.thinned(at, np.minimum(p90s, top), most=MOST_DOTS)
-        ax.plot(*shown, **canvas.dots(canvas.BLUE, "o", 3.5), markerfacecolor="none", label="one window")
-        medians = [row["ttft_p90_median_ms"] for row in self.replicas]
-        dash = canvas.dots(canvas.INK, "_", 14 if len(medians) <= 40 else 4)
-        known = [(i, p90 and min(p90, top)) for i, p90 in enumerate(medians)]
-        canvas.series(ax, known, **dash, label="median of the windows")
+        top = canvas.latency_axis(ax, (p90 for _, p90 in dots), self.bound_ms)
+        many, ring = len(self.rows) > MOST_DOTTED, canvas.dots(canvas.BLUE, "o", 3.5)
+        if not many:
+            canvas.series(ax, dots, top, **ring, markerfacecolor="none", label="one window")
+        medians = [row["ttft_p90_median_ms"] for row in self.rows]
+        dash = canvas.dots(canvas.INK, "_", 4 if many else 14)
+        canvas.series(ax, enumerate(medians), top, **dash, label="median of the windows")
         canvas.label(ax, "", "p90 TTFT (ms)")
 
 
@@ -139,7 +134,8 @@ class Pareto(Exhibit):
     """Output tokens per second and GPU against the median interactivity (tok/s/user), by valid window.
 
     Both are measured: tokens that came within the window, and 1000 / the median TPOT of its requests.
-    Named by the offered QPS per node. Raises NoData where the GPUs are not known or no window is valid.
+    The lowest and the highest offered rate are named. Raises NoData where the GPUs are not known or no
+    window is valid.
     """
 
     name = "pareto"
@@ -181,8 +177,9 @@ class Pareto(Exhibit):
         ax = figure.subplots()
         x = [row["interactivity_median_tok_per_s_user"] for row in self.rows]
         y = [row["output_tok_per_s_gpu"] for row in self.rows]
-        draw_points(ax, list(zip(x, y, [row["outcome"] for row in self.rows], strict=True)))
-        for i in _named(x, y):
+        for at, made, row in zip(x, y, self.rows, strict=True):
+            ax.plot([at], [made], **mark(row["outcome"]), label=WORDS[row["outcome"]])
+        for i in (0, -1):
             name = f"{qps(self.rows[i]['rate_qps_per_node'])} QPS"
             canvas.note(ax, x[i], y[i], name, xytext=(7, 0), ha="left", va="center")
         ax.set_xlim(0.85 * min(x), 1.2 * max(x) or 1.0)
@@ -199,16 +196,6 @@ class Pareto(Exhibit):
             for row in (rows if len(rows) == 1 else (rows[0], rows[-1]))
         ]
         return f"{'; '.join(sentences)}; {counted(len(rows), 'window')} on {rows[0]['gpus']} GPUs that serve."
-
-
-def _named(x: list[float], y: list[float]) -> list[int]:
-    """The points whose names do not lie on each other, the first and the last before all others."""
-    kept: list[int] = []
-    high, wide = 0.08 * (1.1 * max(y) - 0.85 * min(y)), 0.2 * (1.2 * max(x) - 0.85 * min(x))
-    for i in dict.fromkeys((0, len(x) - 1, *range(len(x)))):
-        if all(abs(y[i] - y[j]) > high or abs(x[i] - x[j]) > wide for j in kept):
-            kept.append(i)
-    return kept
 
 
 class OutputTokens:

@@ -14,6 +14,7 @@ from analysis.figures.canvas import Axes, Figure, Floats, Look, counted, ms
 from analysis.figures.exhibit import COLUMNS, LATENCIES, Exhibit, NoData, Row, RunData
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
+from analysis.views.rates import COUNTED
 from conf.specs.bounds import LIMITS, QUANTILE, Limit
 
 ROLLING_S = 15.0
@@ -146,8 +147,7 @@ class Timeline(Exhibit):
         if np.isinf(values).any():
             infinite = np.where(np.isinf(values), top, np.nan)
             ax.plot(self.at_s, infinite, color=canvas.INK, linewidth=3.5, solid_capstyle="butt")
-            place: Look = {"xycoords": "axes fraction", "ha": "right", "va": "top"}
-            canvas.note(ax, 0.995, 0.8, "thick: infinite, for failures", **place, **canvas.OVER)
+            canvas.note(ax, 0.995, 0.8, "thick: infinite, for failures", **canvas.CORNER)
         canvas.label(ax, "", f"p90 {limit.upper()} (ms)")
 
 
@@ -175,10 +175,6 @@ def in_flight(sent_s: Floats, ended_s: Floats, at_s: Floats) -> Floats:
 
 def _spans(data: RunData) -> list[Row]:
     """The counted windows in seconds of the run's clock; none of a run without one."""
-    try:
-        lines = data.lines()
-    except NoData:
-        return []
     return [
         {
             "window": line["index"],
@@ -186,7 +182,8 @@ def _spans(data: RunData) -> list[Row]:
             "end_s": line["window_end_ns"] / NS,
             "void": not line["valid"],
         }
-        for line in lines
+        for line in data.all_lines
+        if line["kind"] in COUNTED
     ]
 
 

@@ -11,9 +11,9 @@ from pyarrow import ArrowException
 
 from analysis.capacity.checks import MEANINGS
 from analysis.capacity.rules import Check
-from analysis.figures.comparison import GateEvidence, GateIntervals, GatePositions
+from analysis.figures.comparison import GateIntervals, GatePositions
 from analysis.figures.exhibit import NoData, RunData, WindowRows
-from analysis.quality import answer_file
+from analysis.quality import answer_file, gate
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateVerdict
 from analysis.report.blocks import Block, Missing, Room, Section, arrow_table, bound, figure, figure_block
@@ -195,9 +195,9 @@ def _gate_blocks(path: Path, base: str, name: str, verdict: GateVerdict, room: R
     try:
         a, b = (answer_file.read(path / side / answer_file.FILE) for side in (base, name))
         rule = load(base=path / "config.yaml").quality
-        subject = GateEvidence(answer_file.evidence_of(a, b), rule, verdict)
-        for exhibit in (GateIntervals, GatePositions):
-            yield figure_block(exhibit, subject, room, f"{name}-")
+        moments = gate.moments(answer_file.evidence_of(a, b), rule)
+        yield figure_block(GateIntervals, moments, room, f"{name}-")
+        yield figure_block(GatePositions, verdict, room, f"{name}-")
         yield _worst_prompts(verdict, a, b)
     except (OSError, ArrowException, ValueError) as error:
         yield Missing("Evidence of the gate", reason(error))

@@ -166,16 +166,16 @@ def figure(rates_qps: Sequence[float], found: Mapping[str, Sequence[Attained]]) 
     def draw(figure: canvas.Figure) -> None:
         ax = figure.subplots()
         canvas.label(ax, "requests per second", "good requests, % of 100")
-        for (name, one), style in zip(found.items(), canvas.STYLES, strict=False):
+        for (name, one), look in zip(found.items(), canvas.STYLES, strict=False):
             share = 100 * np.array(one)[:, :3]
             around = np.abs(share[:, 1:] - share[:, :1]).T
-            ax.errorbar(rates_qps, share[:, 0], around, label=name, capsize=2, elinewidth=0.6, **style.drawn)
+            ax.errorbar(rates_qps, share[:, 0], around, label=name, capsize=2, elinewidth=0.6, **look)
             ax.plot(
                 [PUBLISHED_AT_QPS + 0.12],
                 [PUBLISHED[name]],
                 marker="*",
                 markersize=9,
-                color=style.color,
+                color=look["color"],
                 linestyle="none",
             )
         canvas.note(ax, PUBLISHED_AT_QPS + 0.3, 76, "stars: published (± 9)")

@@ -13,7 +13,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from analysis import load_run, plot_latency
-from analysis.figures import EXHIBITS, NoData, RunData, canvas, latency, service, timeline
+from analysis.figures import EXHIBITS, NoData, RunData, canvas, service, timeline
 from analysis.figures.exhibit import Exhibit
 from analysis.figures.latency import Cdf, Latency
 from analysis.figures.load import ClientLag, Search
@@ -128,7 +128,7 @@ def nothing_is_cut_off(name: str, figure: Figure) -> None:
 
 def test_one_figure_twice_on_a_page_has_ids_of_its_own(golden: Any) -> None:
     one, two = (read(Latency, golden).svg(name) for name in ("one", "two"))
-    assert not ids(one) & ids(two) and one.replace("one-", "two-") == two
+    assert ids(one) and not ids(one) & ids(two)
 
 
 def test_no_text_is_taken_for_mathematics_or_misses_a_letter(recwarn: pytest.WarningsRecorder) -> None:
@@ -174,9 +174,7 @@ def test_latency_belongs_to_its_own_window_whatever_the_order_of_the_rates() -> 
 def test_a_void_run_gets_no_capacity_and_a_valid_one_its_band() -> None:
     run = faulty()
     assert "capacity: 5.00 [4.00, 6.00]" in names(drawn(Latency, run))
-    assert "certified 4.20" in read(Latency, run).alt() and "beyond" not in read(Latency, run).alt()
-    far = concluded(qps_per_node={"value": 5.0, "low": 4.0, "high": 9.0, "certified": 4.2})
-    assert "ends beyond the highest load that arrived" in read(Latency, run.but(sweep=far)).alt()
+    assert "certified 4.20" in read(Latency, run).alt()
     void = run.but(sweep=concluded(valid=False))
     assert not [name for name in names(drawn(Latency, void)) if "capacity" in name or "certified" in name]
     assert "No capacity is claimed" in read(Latency, void).alt()
@@ -192,10 +190,9 @@ def test_an_open_end_is_named_as_a_bound() -> None:
 
 
 def test_failures_keep_a_curve_below_one() -> None:
-    at, part = latency.steps(np.array([3.0, math.inf, 1.0, math.nan, 2.0]))
-    assert at.tolist() == [1, 2, 3] and part.tolist() == [0.25, 0.5, 0.75]
-    at, part = latency.steps(np.arange(1000.0), most=50)
-    assert len(at) == 50 and part[-1] == 1 and (np.diff(part) > 0).all()
+    lowest, highest = drawn(Cdf, faulty()).axes[0].get_lines()[:2]
+    ends = [line.get_ydata()[np.isfinite(line.get_xdata())][-1] for line in (lowest, highest)]
+    assert ends == [0.75, 1]
     windows = rows(Cdf, faulty())
     assert [row["rate_qps_per_node"] for row in windows] == [4.0, 6.0]  # the void window is left out
     assert windows[0]["ttft_within_bound_pct"] == 75 and windows[0]["ttft_p90_ms"] == math.inf
@@ -333,9 +330,7 @@ def test_the_certified_rate_and_the_ramp_are_in_the_picture() -> None:
     for panel in figure.axes:
         left, right = panel.get_xlim()
         assert left < 1.5 and right < 20
-    assert {"certified 1.50", "rate offered", "p90 of a step of the ramp"} <= set(names(figure))
-    steps = [line for line in figure.axes[0].get_lines() if "ramp" in str(line.get_label())]
-    assert steps[0].get_xdata().tolist() == [3.0] and steps[0].get_alpha() < 0.5
+    assert "certified 1.50" in names(figure)
     assert any("step of the ramp" in name for name in names(drawn(Search, run)))
 
 
