@@ -1,18 +1,20 @@
-"""Kinds of checks, on one node or across all nodes. What could not be read is unknown, never a pass."""
+"""Checks of nodes, one by one and across all, by the rows of checks.yaml. What could not be read is unknown,
+never a pass."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
 
 from cluster.preflight.gpus import Gpu
-from cluster.preflight.node_facts import Host, Weights
+from cluster.preflight.node_facts import Host
 from cluster.ray_session.own_machine import LOAD_ROLE
+from conf.io import bounded_yaml
 
 Status = Literal["pass", "warn", "fail", "unknown"]
-Where = Literal["every", "head", "serving", "gpu"]
-
-GIB = 2**30
+ALL_NODES, EQUAL = "all nodes", "equal on all nodes"
+MOST_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,129 +100,67 @@ class Finding:
     remedy: str = ""
 
 
-Judge = Callable[[InspectedNode, Expected], Finding | None]
-"""Judges a node's facts; names of the check and of the node are added later."""
-
-
 @dataclass(frozen=True, slots=True)
-class NodeCheck:
-    """One row of a table of checks; `amd` ones concern nodes of AMD's GPUs alone.
-
-    If no engine needs GPUs, a failure only warns, unless it is `strict`.
-    """
+class Check:
+    """A row of checks.yaml, which says what its keys mean."""
 
     name: str
-    where: Where
-    judge: Judge
+    where: Literal["every", "head", "serving", "gpu"]
+    remedy: str
+    expected: str = EQUAL
+    when: str = ""
     amd: bool = False
     strict: bool = False
-
-
-def judged(figure: str | None, expected: str, good: bool, remedy: str, bad: Status = "fail") -> Finding:
-    """Pass or `bad`; unknown without a figure."""
-    if figure is None:
-        return Finding("unknown", "not reported here", expected, "")
-    return Finding("pass", figure, expected) if good else Finding(bad, figure, expected, remedy)
-
-
-def check_node(check: NodeCheck, node: InspectedNode, expected: Expected) -> Finding | None:
-    """The finding of a check on a node; None if it does not concern the node."""
-    concerned = {"every": True, "head": node.node.is_head}.get(check.where, node.serves)
-    if not concerned or (check.amd and not expected.arch):
-        return None
-    finding: Finding | None = Finding("unknown", without_gpus(node, expected), "")
-    if check.where != "gpu" or node.gpus:
-        finding = check.judge(node, expected)
-    if finding is None:
-        return None
-    softer = finding.status == "fail" and not (check.strict or expected.needs_gpus)
-    status: Status = "warn" if softer else finding.status
-    return replace(finding, check=check.name, node=node.node.name, status=status)
-
-
-def without_gpus(node: InspectedNode, expected: Expected) -> str:
-    """Reason why a node reports no GPU."""
-    if not expected.arch:
-        return "only AMD's GPUs are read"
-    return "a driver, but no AMD GPU is reported" if node.host.gpus is None else "no GPU here"
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A fact that must be equal on all nodes that it concerns.
-
-    Engines whose kind begins with `needed_by` need it (all: empty, none: None); others may do without. With
-    `of_model` it only matters if a folder of weights is named. `unreported` is the remedy if no node has it.
-    """
-
-    name: str
-    where: Where
-    read: Callable[[InspectedNode], str | None]
-    remedy: str
-    needed_by: str | None = None
-    of_model: bool = False
+    bad: Status = "fail"
+    least: float | None = None
+    most: float | None = None
+    equal: str | float | None = None
+    figure: str = "{value}"
     unreported: str = ""
+    needed_by: str | None = None
+
+    def concerns(self, node: InspectedNode, expected: Expected) -> bool:
+        if (self.when and not getattr(expected, self.when)) or (self.amd and not expected.arch):
+            return False
+        return {"every": True, "head": node.node.is_head}.get(self.where, node.serves)
+
+    def is_met_by(self, value: Any) -> bool:
+        """True if a fact is as the row expects it."""
+        if self.equal is not None:
+            return bool(value == self.equal)
+        return bool(value >= self.least if self.least is not None else value <= self.most)
 
 
-ALL_NODES = "all nodes"
-MOST_NAMES = 3
+@cache
+def table(kind: Literal["nodes", "across"]) -> tuple[Check, ...]:
+    """The checks of every node, or those across all nodes, read once."""
+    rows = bounded_yaml.read(Path(__file__).with_suffix(".yaml").read_text())[kind]
+    return tuple(Check(name, **row) for name, row in rows.items())
 
 
-def compare(comparison: Comparison, nodes: Sequence[InspectedNode], expected: Expected) -> Finding | None:
+def compare(check: Check, nodes: Sequence[InspectedNode], expected: Expected) -> Finding | None:
     """The finding on a fact that must be equal; None if it concerns no node."""
-    concerned = [node for node in nodes if comparison.where == "every" or node.serves]
-    values = {node.node.name: comparison.read(node) for node in concerned}
-    if not values or (comparison.of_model and not expected.model_path):
+    concerned = [node for node in nodes if check.concerns(node, expected)]
+    names: dict[Any, list[str]] = {}
+    for node in concerned:
+        names.setdefault(node.host.facts.get(check.name), []).append(node.node.name)
+    if not names:
         return None
-    needed = comparison.needed_by is not None and expected.engine.startswith(comparison.needed_by)
-    return replace(_equal(comparison, values, needed), check=comparison.name, node=ALL_NODES)
+    needed = check.needed_by is not None and expected.engine.startswith(check.needed_by)
+    status: Status = "pass" if len(names) == 1 else "fail"
+    figure, remedy = str(next(iter(names))), "" if status == "pass" else check.remedy
+    if status == "fail":
+        shares = (_share(value, names[value]) for value in sorted(names, key=str))
+        figure = "; ".join(shares)
+    elif None in names:
+        status, figure = "fail" if needed else "unknown", "reported by no node"
+        remedy = check.remedy if needed else check.unreported
+    return Finding(status, figure, EQUAL, remedy, check=check.name, node=ALL_NODES)
 
 
-def _equal(comparison: Comparison, values: Mapping[str, str | None], needed: bool) -> Finding:
-    distinct = sorted(set(values.values()), key=str)
-    if distinct == [None]:
-        status: Status = "fail" if needed else "unknown"
-        remedy = comparison.remedy if needed else comparison.unreported
-        return Finding(status, "reported by no node", "equal on all nodes", remedy)
-    if len(distinct) == 1:
-        return Finding("pass", str(distinct[0]), "equal on all nodes")
-    shares = []
-    for value in distinct:
-        names = [name for name in values if values[name] == value]
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        shares.append(f"{'nothing' if value is None else value} on {', '.join(names[:MOST_NAMES])}{more}")
-    return Finding("fail", "; ".join(shares), "equal on all nodes", comparison.remedy)
-
-
-def _version(name: str, where: Where, remedy: str, needed_by: str | None = None) -> Comparison:
-    return Comparison(name, where, lambda node: node.host.versions.get(name), remedy, needed_by)
-
-
-def _weights_digest(node: InspectedNode) -> str | None:
-    folder = node.host.weights
-    return f"digest {folder.digest}" if isinstance(folder, Weights) else None
-
-
-def _gpu_kind(node: InspectedNode) -> str | None:
-    kinds = sorted({gpu.kind for gpu in node.gpus})
-    return f"{len(node.gpus)} x {', '.join(kinds)}" if kinds else None
-
-
-_SAME_IMAGE = "start all nodes from one image"
-_NO_MIXTURE = "one kind of GPU per run: leave the odd node out"
-_NO_DIGEST = "set MAXQPS_IMAGE_DIGEST in the containers"
-COMPARISONS = (
-    _version("python", "every", _SAME_IMAGE, needed_by=""),
-    _version("ray", "every", _SAME_IMAGE, needed_by=""),
-    _version("maxqps", "every", "install one wheel on all nodes, or submit the folder", needed_by=""),
-    _version("vllm", "serving", "install the same vLLM on all serving nodes", needed_by="vllm"),
-    _version("torch", "serving", _SAME_IMAGE, needed_by="vllm"),
-    _version("ROCm", "serving", _SAME_IMAGE),
-    _version("GPU driver", "serving", "install the same driver on all hosts"),
-    Comparison("GPUs equal", "serving", _gpu_kind, _NO_MIXTURE),
-    Comparison("image", "serving", lambda node: node.host.image, _SAME_IMAGE, unreported=_NO_DIGEST),
-    Comparison("weights equal", "serving", _weights_digest, "copy or mount one revision", of_model=True),
-)
+def _share(value: Any, names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"{'nothing' if value is None else value} on {', '.join(names[:MOST_NAMES])}{more}"
 
 
 def environments(nodes: Sequence[InspectedNode]) -> Finding | None:
@@ -234,10 +174,3 @@ def environments(nodes: Sequence[InspectedNode]) -> Finding | None:
     remedy = "start Ray with one environment on all nodes" if differ else ""
     status: Status = "fail" if differ else "pass"
     return Finding(status, figure, "equal on all nodes", remedy, check="environment", node=ALL_NODES)
-
-
-def size(size_bytes: float) -> str:
-    """Bytes in GiB or MiB, for people."""
-    if math.isinf(size_bytes):
-        return "unlimited"
-    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"

