@@ -26,7 +26,7 @@ from analysis.results.predictions import GridVerdict, PredictionVerdict
 from analysis.results.recount import rejudge
 from analysis.results.runs import RunError, load_run, refuse_out
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
-from analysis.results.verdicts import RunVerdict, Verdict
+from analysis.results.verdicts import Verdict
 from analysis.views import answers, recommend, side_by_side
 from analysis.views import plan as plan_view
 from conf import ConfigError, Experiment
@@ -120,13 +120,13 @@ def show(arguments: argparse.Namespace) -> int:
     elif arguments.recompute:
         if words or arguments.json:
             raise RunError("--recompute is by the run's own bounds, as text; leave it or the others out")
-        text, agrees = recount.recomputed(path)
+        text, agrees = recount.recomputed(load_run(path))
         terminal.tell(text)
         return EXIT_OK if agrees else EXIT_INTERNAL
     elif arguments.json:
         terminal.data(json_line(_verdict(path, words)))
     elif words:
-        verdict = _rejudged(path, words)
+        verdict = rejudge(load_run(path), *words)
         terminal.tell(str(answers.answer(verdict) if arguments.all else answers.brief(verdict)))
     else:
         terminal.tell(str(answers.of_folder(path, is_brief=not arguments.all)))
@@ -136,18 +136,11 @@ def show(arguments: argparse.Namespace) -> int:
 def _verdict(path: Path, words: Sequence[str]) -> Verdict:
     """The verdict that `show --json` writes. Raises RunError for a run that did not end."""
     if words:
-        return _rejudged(path, words)
+        return rejudge(load_run(path), *words)
     verdict = studies.load_verdict(path) if studies.is_study(path) else load_run(path).verdict
     if verdict is None:
         raise RunError(f"{path} did not end: it has no verdict; leave --json out to see how far it came")
     return verdict
-
-
-def _rejudged(path: Path, words: Sequence[str]) -> RunVerdict:
-    """The verdict of a run under other bounds. Raises RunError for a study."""
-    if studies.is_study(path):
-        raise RunError(f"{path} is a study: judge one of its parts by other bounds, {path}/NAME")
-    return rejudge(load_run(path), *words)
 
 
 def report(arguments: argparse.Namespace) -> int:

@@ -18,8 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from analysis.results import studies
-from analysis.results.locations import local
 from analysis.results.runs import Run, RunError, load_run, refuse_out
 from analysis.rows import metrics, records
 from conf.io import durable, terminal
@@ -45,16 +43,11 @@ def export(run: Run | Path | str, format: str, out: Path | str | None = None) ->
     `out` is written whole or not at all; without it the text goes to standard output. Raises RunError for an
     unknown format, for a place that is no run, and for an `out` that exists.
     """
-    path = run.path if isinstance(run, Run) else local(run)
     out = None if out is None else Path(out)
     if format not in FORMATS:
         raise RunError(f"--format {format} is unknown; choose one of {', '.join(FORMATS)}")
     refuse_out(out)
-    if path.is_file():
-        raise RunError(f"{path} is a file; export writes run folders")
-    if studies.is_study(path):
-        raise RunError(f"{path} is a study: export one of its parts, {path}/NAME")
-    blocks = (csv if format == "csv" else jsonl)(load_run(path))
+    blocks = (csv if format == "csv" else jsonl)(run if isinstance(run, Run) else load_run(run))
     if out is None:
         # Exact data for a file or a pipe; a terminal must not obey it.
         sys.stdout.writelines(map(terminal.shown, blocks) if sys.stdout.isatty() else blocks)

@@ -91,11 +91,7 @@ def plot_of(exhibit: type[Exhibit]) -> Callable[[Any], Figure]:
     return plot
 
 
-COLUMNS = (
-    *("due_ns", "window_index", "phase", "status", "time_scale", "turn_blocked_ns", "send_offset_ns"),
-    *("end_offset_ns", "first_token_offset_ns", "last_token_offset_ns", "engine_first_token_ns"),
-    *("engine_last_token_ns", *metrics.TOKEN_COUNTS),
-)
+COLUMNS = ("due_ns", "window_index", "end_offset_ns", *metrics.NEEDED)
 """Columns of a request that figures are made of."""
 LATENCIES = {"ttft": metrics.ttft, "tpot": metrics.tpot}
 WORDS = {

@@ -37,23 +37,17 @@ class NewerError(RunError):
     """A newer version wrote the file: what this one would read of it may be wrong."""
 
 
-def local(place: Path | str, filesystem: fs.FileSystem | None = None) -> Path:
-    """The folder `place` on this machine; of another file system a copy, kept until the process ends.
+def local(place: Path | str) -> Path:
+    """The folder at a path or a URI; of another file system a copy, kept until the process ends.
 
-    `place` is a path, a URI, or a path within `filesystem`. Raises RunError where no run or study is found.
+    Raises RunError where a URI has no run or study.
     """
-    if filesystem is None and (not URI.match(str(place)) or Path(place).exists()):
+    if not URI.match(str(place)) or Path(place).exists():
         return Path(place)
     try:
-        return _of_uri(str(place)) if filesystem is None else _copy(filesystem, str(place), place)
+        return _copy(str(place))
     except (OSError, pa.ArrowException) as error:
         raise RunError(f"{place} cannot be opened: {reason(error)}") from error
-
-
-@lru_cache(maxsize=64)
-def _of_uri(uri: str) -> Path:
-    filesystem, path = fs.FileSystem.from_uri(uri)
-    return _copy(filesystem, path, uri)
 
 
 def folders(place: Path | str) -> list[Path]:
@@ -117,8 +111,10 @@ def run_folders(folder: Path, depth: int = 4) -> list[Path]:
     return [run for part in parts if _begun(part) for run in run_folders(part, depth - 1)]
 
 
-def _copy(filesystem: fs.FileSystem, path: str, place: Path | str) -> Path:
+@lru_cache(maxsize=64)
+def _copy(place: str) -> Path:
     """A copy of a run or study; of nothing else, for that may be a whole bucket."""
+    filesystem, path = fs.FileSystem.from_uri(place)
     if isinstance(filesystem, fs.LocalFileSystem):
         return Path(path)
     path = path.rstrip("/")

@@ -6,10 +6,8 @@ offered; the windows were placed for the old bounds, so that the interval is wid
 """
 
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,14 +20,14 @@ from analysis.capacity.posterior import RECENTRED_SD, Capacity, including, node_
 from analysis.capacity.rules import Check, Facts, WindowEvidence, worst_by_name
 from analysis.capacity.service_change import claimed
 from analysis.capacity.window_counts import Window, WindowCounts, count, count_by_stream
-from analysis.results import studies
 from analysis.results.experiment_facts import describe
 from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import to_tree
-from analysis.results.runs import Run, RunError, load_run
+from analysis.results.runs import Run, RunError
 from analysis.results.verdicts import RunVerdict
 from analysis.rows import metrics
 from conf import ConfigError, load
+from conf.keys import flat
 from conf.specs.bounds import Slo, label, metric_of
 
 COUNTS = ("requests", "completed", "failed", "pending", "waiting_at_start", "log_work")
@@ -90,44 +88,46 @@ def recount(
     return Recount(tuple(counted), including(posterior(used, prior), node_effects(used, prior)))
 
 
-def recomputed(path: Path) -> tuple[str, bool]:
-    """The verdict of a run beside what its Parquet files give, and whether the two agree."""
-    if studies.is_study(path):
-        raise RunError(f"{path} is a study: recompute one of its parts, {path}/NAME")
-    lines, agrees = text(load_run(path))
-    return f"{'SAME' if agrees else 'DIFFERENT'}  {path} recomputed from its Parquet files\n{lines}", agrees
-
-
-def text(run: Run) -> tuple[str, bool]:
-    """Lines of recorded figures beside those of the files, and True if both agree.
+def recomputed(run: Run) -> tuple[str, bool]:
+    """The verdict of a run beside what its Parquet files give, and whether the two agree.
 
     Raises RunError if the files lack what a recount needs.
     """
     again = recount(run)
     counts = list(_other_counts(run, again))
-    lines = [f"counts of {len(again.windows)} windows, exactly: {'; '.join(counts) or 'identical'}"]
-    verdict = run.verdict
+    lines, agrees = _capacity_lines(run.verdict, again.capacity)
+    agrees = agrees and not counts
+    told = [
+        f"{'SAME' if agrees else 'DIFFERENT'}  {run.path} recomputed from its Parquet files",
+        f"counts of {len(again.windows)} windows, exactly: {'; '.join(counts) or 'identical'}",
+    ]
+    return "\n".join([*told, *lines]), agrees
+
+
+def _capacity_lines(verdict: RunVerdict | None, capacity: Capacity | None) -> tuple[list[str], bool]:
+    """Lines of the recorded capacity beside that of the files, and True if both agree."""
     searched = verdict.capacity if verdict else None
     required = verdict.probe.required if verdict and verdict.probe else None
     claimed = searched or (required.capacity if required else None)
     if claimed is None:
-        return "\n".join([*lines, "capacity: none was recorded"]), not counts
-    if again.capacity is None:
-        lines.append("capacity: recorded, but the files hold no prior to compute it from")
-        return "\n".join(lines), False
-    figures = CapacityFigures.from_posterior(again.capacity, None)
+        return ["capacity: none was recorded"], True
+    if capacity is None:
+        return ["capacity: recorded, but the files hold no prior to compute it from"], False
+    figures = CapacityFigures.from_posterior(capacity, None)
     if searched:
         figures = figures.joined_like(searched)
-    recorded, fresh = to_tree(claimed), to_tree(figures)
-    other = list(_other_figures(recorded, fresh, same))
-    for name, old in recorded["qps_per_node"].items():
-        new = fresh["qps_per_node"][name]
+    # Figures per replica repeat those per node.
+    recorded, fresh = (flat(to_tree(replace(each, qps_per_replica=None))) for each in (claimed, figures))
+    lines = []
+    for name in ("value", "low", "high", "certified"):
+        old, new = (each[f"qps_per_node.{name}"] for each in (recorded, fresh))
         lines.append(f"  {name:<9} recorded {old!r}, recomputed {new!r} QPS per node")
     if figures.constants:
         lines.append("  joined with the engine model's constants as recorded: they are not drawn again")
-    agreed = "the same" if any(_other_figures(recorded, fresh, operator.eq)) else "identical"
+    other = _differences(recorded, fresh)
+    agreed = "identical" if recorded == fresh else "the same"
     lines.append(f"capacity, limits and windows used, within {TOLERANCE:g}: {'; '.join(other) or agreed}")
-    return "\n".join(lines), not counts and not other
+    return lines, not other
 
 
 def same(recorded: Any, recomputed: Any) -> bool:
@@ -137,32 +137,22 @@ def same(recorded: Any, recomputed: Any) -> bool:
     return bool(recorded == recomputed)
 
 
+def _differences(recorded: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[str]:
+    """The figures that are not the same, by their names."""
+    pairs = ((name, recorded.get(name), fresh.get(name)) for name in {**fresh, **recorded})
+    return [f"{name} recorded {old!r}, recomputed {new!r}" for name, old, new in pairs if not same(old, new)]
+
+
 def _other_counts(run: Run, again: Recount) -> Iterator[str]:
     for line, counts in zip(run.windows().to_pylist(), again.windows, strict=True):
         fresh = {name: getattr(counts, name) for name in COUNTS}
-        old = {name: line[name] for name in COUNTS}
-        for bound in line["bounds"] or ():
-            old |= {
-                f"{bound['bound']}_over": bound["over"],
-                f"{bound['bound']}_determined": bound["determined"],
-            }
         for limit, counted in counts.limits.items():
             fresh |= {f"{limit}_over": counted.over, f"{limit}_determined": counted.determined}
-            old |= {name: line[name] for name in fresh if name in line}
-        for name, value in fresh.items():
-            if not same(old.get(name), value):
-                yield f"window {counts.index}: {name} recorded {old.get(name)!r}, recomputed {value!r}"
-
-
-def _other_figures(
-    recorded: Mapping[str, Any], fresh: Mapping[str, Any], agree: Callable[[Any, Any], bool], path: str = ""
-) -> Iterator[str]:
-    """Paths at which two trees of a capacity do not `agree`; figures per replica repeat those per node."""
-    for name, value in recorded.items():
-        if isinstance(value, Mapping) and name != "qps_per_replica":
-            yield from _other_figures(value, fresh[name], agree, f"{path}{name}.")
-        elif name != "qps_per_replica" and not agree(value, fresh.get(name)):
-            yield f"{path}{name} recorded {value!r}, recomputed {fresh.get(name)!r}"
+        old = dict(line)
+        for bound in line["bounds"] or ():
+            old |= {f"{bound['bound']}_{name}": bound[name] for name in ("over", "determined")}
+        for other in _differences({name: old.get(name) for name in fresh}, fresh):
+            yield f"window {counts.index}: {other}"
 
 
 JUDGED = "judged by {new} with the windows of a search for {old}"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from analysis.capacity import window_table
 from analysis.results import locations
@@ -182,17 +181,15 @@ class Run:
         return events
 
 
-def load_run(path: Path | str, filesystem: fs.FileSystem | None = None) -> Run:
-    """Open the run folder at `path`: a local one, a URI, or a path within `filesystem`.
+def load_run(path: Path | str) -> Run:
+    """Open the run folder at `path`, a local one or a URI.
 
     What lies on another file system is copied once, to where it stays until the process ends. Raises
     RunError if there is no run.
     """
-    folder = locations.local(path, filesystem)
+    folder = locations.local(path)
     if (folder / locations.STUDY).exists():
-        raise RunError(
-            f"{path} is a study, not a run: open one of its parts, {path}/NAME, or all by load_runs"
-        )
+        raise RunError(f"{path} is a study, not a run: choose one of its parts, {path}/NAME")
     ended = folder / "sweep.json"
     try:
         manifest = locations.read_json(folder / locations.MANIFEST)

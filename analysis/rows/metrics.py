@@ -302,11 +302,10 @@ def reused(requests: pa.Table) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A latency in ms: its function, whose docstring begins with the meaning, formula, and columns needed."""
+    """A latency in ms: its function, whose docstring begins with the meaning, and its formula."""
 
     of: Callable[[pa.Table], Floats]
     formula: str
-    columns: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -319,30 +318,16 @@ class Metric:
         return words[0].lower() + words[1:]
 
 
-_FIRST = ("status", "time_scale", "turn_blocked_ns", "first_token_offset_ns", "engine_first_token_ns")
-_LAST = ("status", "time_scale", "turn_blocked_ns", "last_token_offset_ns", "engine_last_token_ns")
-TOKEN_COUNTS = ("output_tokens", "requested_output_tokens", "reads", "first_read_tokens", "streamed_tokens")
+_PACE = "(last_token_offset_ns - first_token_offset_ns) / (streamed_tokens - first_read_tokens) / 1e6"
 METRICS = (
-    Metric(
-        send_lag,
-        "(send_offset_ns - turn_blocked_ns) / time_scale / 1e6",
-        ("status", "time_scale", "turn_blocked_ns", "send_offset_ns"),
-    ),
-    Metric(ttft, "first_token_offset_ns / 1e6", _FIRST),
-    Metric(
-        ttft_from_send,
-        "(first_token_offset_ns - send_offset_ns) / 1e6",
-        (*_FIRST, "send_offset_ns"),
-    ),
-    Metric(
-        tpot,
-        "(last_token_offset_ns - first_token_offset_ns) / (streamed_tokens - first_read_tokens) / 1e6",
-        (*_FIRST, *_LAST[3:], *TOKEN_COUNTS),
-    ),
-    Metric(path, "(first_token_offset_ns - engine_first_token_ns) / time_scale / 1e6", _FIRST[1:]),
-    Metric(e2e, "last_token_offset_ns / 1e6", _LAST),
-    Metric(queue, "queue_us / 1e3", ("status", "queue_us")),
-    Metric(itl, "itl_us / 1e3", ("status", "itl_us", "requested_output_tokens")),
+    Metric(send_lag, "(send_offset_ns - turn_blocked_ns) / time_scale / 1e6"),
+    Metric(ttft, "first_token_offset_ns / 1e6"),
+    Metric(ttft_from_send, "(first_token_offset_ns - send_offset_ns) / 1e6"),
+    Metric(tpot, _PACE),
+    Metric(path, "(first_token_offset_ns - engine_first_token_ns) / time_scale / 1e6"),
+    Metric(e2e, "last_token_offset_ns / 1e6"),
+    Metric(queue, "queue_us / 1e3"),
+    Metric(itl, "itl_us / 1e3"),
 )
 """Definitions, the method, section 1.
 
@@ -354,7 +339,11 @@ as it was read, in seconds of the run's clock: a fast one multiplies in it the j
 LATENCIES = tuple(m for m in METRICS if m.name in ("send_lag", "ttft", "tpot", "e2e"))
 NAMES = tuple(f"{metric.name}_ms" for metric in LATENCIES)
 """Names of the latency columns."""
-NEEDED = tuple(dict.fromkeys(("phase", *(name for metric in LATENCIES for name in metric.columns))))
+NEEDED = (
+    *("phase", "status", "time_scale", "turn_blocked_ns", "send_offset_ns"),
+    *("first_token_offset_ns", "last_token_offset_ns", "engine_first_token_ns", "engine_last_token_ns"),
+    *("output_tokens", "requested_output_tokens", "reads", "first_read_tokens", "streamed_tokens"),
+)
 """Columns of the record that the latencies are made of."""
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 from analysis.results import tables
 from analysis.results.runs import Run
 from analysis.rows import metrics, records
-from analysis.rows.metrics import METRICS
+from analysis.rows.metrics import NEEDED
 
 WINDOWS, NODES, QPS_PER_NODE, GAPS = 30, 100, 5.0, 139
 WITH_GAPS = 1_000_000
@@ -120,8 +120,7 @@ def timed(act: Callable[[], Any]) -> tuple[float, float, Any]:
 
 def ours(run: Run) -> np.ndarray:
     """TTFT and TPOT per window from the raw offsets, by `analysis.results.tables`."""
-    taken = {name for metric in METRICS if metric.name in ("ttft", "tpot") for name in metric.columns}
-    rows = run.requests(columns=sorted(taken | {"window_index"}), phase="window")
+    rows = run.requests(columns=["window_index", *NEEDED], phase="window")
     both = [tables.percentiles_of(rows, metric, PERCENTILES) for metric in ("ttft", "tpot")]
     return np.column_stack([table.column(name) for table in both for name in table.column_names[3:]])
 

@@ -224,7 +224,7 @@ def test_caches_are_filled_anew_after_the_resume(ran: Ran) -> None:
 
 def test_the_conclusion_is_found_again_in_the_parquet(ran: Ran) -> None:
     run = load_run(ran.folder)
-    said, identical = recount.text(run)
+    said, identical = recount.recomputed(run)
     assert identical, said
     assert run.verdict is not None and run.verdict.exit_code == ran.trees[1]["exit_code"]
     assert run.verdict.requests.rows == run.verdict.requests.planned == run.requests().num_rows

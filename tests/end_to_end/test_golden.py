@@ -74,7 +74,7 @@ def test_the_golden_run_has_the_frozen_columns_with_their_units_and_docs(name: s
 
 
 def test_the_golden_run_says_again_what_it_concluded() -> None:
-    lines, identical = recount.text(load_run(GOLDEN))
+    lines, identical = recount.recomputed(load_run(GOLDEN))
     assert identical, lines
 
 
@@ -211,7 +211,7 @@ def test_nothing_reads_the_derived_columns_back(tmp_path: Path) -> None:
         written = written.set_column(place, name, pa.nulls(written.num_rows, pa.float32()))
     pq.write_table(written, path / FILES["requests"])
     assert load_run(path).requests().equals(load_run(GOLDEN).requests())
-    assert recount.text(load_run(path))[1]
+    assert recount.recomputed(load_run(path))[1]
 
 
 @pytest.mark.parametrize("name", ["requests", "windows", "clients", "timeseries"])

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from pyarrow import fs
 
 from analysis import load_run, load_runs
 from analysis.__main__ import main
-from analysis.results import recount, studies, tables
+from analysis.results import locations, recount, studies, tables
 from analysis.results.runs import Run, RunError
 from conf import ConfigError
 from tests.support.runs.golden import GOLDEN, unsealed
@@ -62,20 +63,23 @@ def test_the_name_of_a_folder_is_no_column(tmp_path: Path) -> None:
     assert run.windows().equals(golden.windows()) and run.clients().equals(golden.clients())
 
 
+@pytest.fixture
+def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> fs.FileSystem:
+    """A file system that is no disk, which every URI leads to."""
+    made = in_memory(*getattr(request, "param", EVERY))
+    uris = SimpleNamespace(from_uri=lambda uri: (made, uri.removeprefix("mock:///")))
+    elsewhere = SimpleNamespace(**(vars(fs) | {"FileSystem": uris}))
+    monkeypatch.setattr(locations, "fs", elsewhere)
+    return made
+
+
 @pytest.mark.parametrize("trailing", ["", "/"])
-@pytest.mark.parametrize("way", ["mock", "subtree"])
-def test_a_run_on_another_file_system_is_copied_and_is_the_same_run(way: str, trailing: str) -> None:
-    if way == "mock":
-        run = load_run(f"bucket/runs/one{trailing}", in_memory(*EVERY))
-    else:
-        run = load_run(
-            f"{GOLDEN.name}{trailing}", fs.SubTreeFileSystem(str(GOLDEN.parent), fs.LocalFileSystem())
-        )
-    golden = load_run(GOLDEN)
-    assert run.path != GOLDEN and run.name == ("one" if way == "mock" else GOLDEN.name)
+def test_a_run_on_another_file_system_is_copied_and_is_the_same_run(bucket: Any, trailing: str) -> None:
+    run, golden = load_run(f"mock:///bucket/runs/one{trailing}"), load_run(GOLDEN)
+    assert run.path != GOLDEN and run.name == "one"
     assert run.verdict == replace(golden.verdict, folder=str(run.path)) and run.manifest == golden.manifest
     assert run.requests().equals(golden.requests()) and run.windows().equals(golden.windows())
-    assert recount.text(run)[1]
+    assert recount.recomputed(run)[1]
 
 
 @pytest.mark.parametrize(
@@ -90,13 +94,15 @@ def test_what_a_uri_does_not_lead_to_is_said(place: str, message: str) -> None:
     assert refused(load_run, place) == f"{place} {message}"
 
 
-def test_a_folder_elsewhere_that_is_no_run_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fs, "copy_files", None)
-    bucket = in_memory("config.yaml")
+@pytest.mark.parametrize("bucket", [["config.yaml"]], indirect=True)
+def test_a_folder_elsewhere_that_is_no_run_is_not_copied(bucket: Any) -> None:
+    locations.fs.copy_files = None
     said = "is not a run folder: it has no manifest.json"
-    assert refused(load_run, "bucket/runs/one", bucket) == f"bucket/runs/one {said}"
-    assert refused(load_run, "bucket", bucket) == f"bucket {said}"
-    assert refused(load_run, "bucket/none", bucket) == "bucket/none cannot be opened: there is nothing"
+    for place in ("mock:///bucket/runs/one//", "mock:///bucket"):
+        assert refused(load_run, place) == f"{place} {said}"
+    assert (
+        refused(load_run, "mock:///bucket/none") == "mock:///bucket/none cannot be opened: there is nothing"
+    )
 
 
 def study(folder: Path, *names: str, planned: tuple[str, ...] = ()) -> Path:
@@ -136,7 +142,7 @@ def test_several_runs_that_are_none(tmp_path: Path) -> None:
     assert refused(load_runs, tmp_path / "x") == f"{tmp_path}/x is not a run folder: it has no manifest.json"
     (empty / "study.json").write_text("{}")
     assert "study.json lacks the names of its parts" in refused(load_runs, empty)
-    assert refused(load_run, empty).startswith(f"{empty} is a study, not a run: open one of its parts, ")
+    assert refused(load_run, empty).startswith(f"{empty} is a study, not a run: choose one of its parts, ")
 
 
 def test_a_foreign_folder_is_no_run(tmp_path: Path) -> None:
@@ -186,9 +192,9 @@ def test_the_command_line_takes_a_uri(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 READS = {
-    "requests/part-000.parquet": (Run.requests, recount.text, tables.percentiles),
-    "schedule/from-000000064.parquet": (Run.requests, recount.text),
-    "windows.parquet": (Run.windows, recount.text),
+    "requests/part-000.parquet": (Run.requests, recount.recomputed, tables.percentiles),
+    "schedule/from-000000064.parquet": (Run.requests, recount.recomputed),
+    "windows.parquet": (Run.windows, recount.recomputed),
     "clients.parquet": (Run.clients,),
     "timeseries.parquet": (Run.timeseries,),
 }
@@ -216,7 +222,7 @@ def test_a_parquet_file_of_something_else_is_said(path: Path) -> None:
 def test_a_table_of_windows_of_something_else_is_said(path: Path) -> None:
     pq.write_table(pa.table({"rate_qps": [1.0]}), path / "windows.parquet")
     said = "windows.parquet is no table of windows: it lacks index, kind"
-    assert said in refused(load_run(path).windows) and said in refused(recount.text, load_run(path))
+    assert said in refused(load_run(path).windows) and said in refused(recount.recomputed, load_run(path))
 
 
 def test_figures_that_no_run_writes_are_refused_in_one_line(
@@ -235,7 +241,7 @@ def test_figures_that_no_run_writes_are_refused_in_one_line(
 def test_rows_that_are_gone_of_a_run_that_ended_are_no_lost_requests(path: Path) -> None:
     (path / "requests" / "part-000.parquet").unlink()
     said = f"{path}/requests holds no row: the run ended with 1206"
-    for act in (Run.requests, recount.text, tables.percentiles):
+    for act in (Run.requests, recount.recomputed, tables.percentiles):
         assert refused(act, load_run(path)) == said
     shutil.rmtree(path / "schedule")
     assert refused(load_run(path).requests, columns=["seq"]) == said
@@ -249,14 +255,14 @@ def test_without_its_rows_a_killed_run_has_what_was_planned_or_nothing(path: Pat
     shutil.rmtree(path / "schedule")
     assert run.requests().num_rows == run.requests(columns=["seq"], phase="window").num_rows == 0
     assert tables.percentiles(run).num_rows == 0
-    assert not recount.text(run)[1]
+    assert not recount.recomputed(run)[1]
 
 
 def test_a_run_without_a_window(path: Path) -> None:
     (path / "windows.parquet").unlink()
     run = load_run(path)
     assert run.windows().num_rows == 0 and "rate_qps" in run.windows().column_names
-    assert "has no windows.parquet" in refused(recount.text, run)
+    assert "has no windows.parquet" in refused(recount.recomputed, run)
 
 
 def test_what_was_asked_is_missing_or_broken(path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_servers_words_are_no_formula_in_csv_and_themselves_in_json(tmp_path: 
     ("path", "format", "expected"),
     [
         (GOLDEN, "xlsx", "--format xlsx is unknown; choose one of csv, jsonl"),
-        (GOLDEN / "sweep.json", "csv", "is a file; export writes run folders"),
+        (GOLDEN / "sweep.json", "csv", "is not a run folder"),
         (GOLDEN / "nowhere", "csv", "is not a run folder"),
         (GOLDEN.parent, "jsonl", "is not a run folder"),
     ],
@@ -172,5 +172,5 @@ def test_a_study_is_exported_by_its_parts(tmp_path: Path) -> None:
     parts = [{"name": "one", "exit_code": 0}]
     tree = {"study": "deployments", "exit_code": 0, "names": ["one"], "parts": parts}
     (study / "study.json").write_text(json.dumps(tree))
-    with pytest.raises(RunError, match="is a study: export one of its parts, .*/study/NAME$"):
+    with pytest.raises(RunError, match="is a study, not a run: choose one of its parts, .*/study/NAME$"):
         export(study, "csv")

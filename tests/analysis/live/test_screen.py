@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.live.screen import interval_axis, screen
+from analysis.live.screen import screen
 from analysis.live.state import Belief, DoneWindow, LatencySoFar, LiveState
 from tests.support.runs.live_states import RUNNING
 
@@ -27,7 +27,6 @@ NOW = replace(
 DONE = DoneWindow(
     2, "window", 5.0, 300, 0, 0, {"ttft_p90_ms": 900.0}, {"ttft_p90_ms": 1.0}, 0.4, "within", False
 )
-WIDE = Belief(5.2, 4.0, 7.0, 4.4, "tpot", False, True, 1)
 NARROW = Belief(5.1, 4.9, 5.4, 4.9, "tpot", False, False, 3)
 STATE = LiveState(
     run_id="20261124-120000-a1b2",
@@ -35,7 +34,7 @@ STATE = LiveState(
     phase="window 3 at 5.200 QPS per node: near the estimate",
     now=NOW,
     windows=(replace(DONE, index=0), replace(DONE, index=1), DONE),
-    beliefs=(WIDE, NARROW),
+    beliefs=(NARROW,),
     log=("the engine model predicts 5.20 QPS per node",),
 )
 
@@ -52,14 +51,6 @@ def test_one_screen_says_load_window_and_capacity() -> None:
     belief = "capacity so far 5.10 QPS per node, 95 % interval [4.90, 5.40], 5 % quantile 4.90"
     assert belief in " ".join(text.split())
     assert text.index("  0 window") < text.index("  2 window")
-
-
-def test_an_interval_narrows_on_one_axis() -> None:
-    wide, narrow = (interval_axis(one, (WIDE, NARROW), 70) for one in (WIDE, NARROW))
-    assert len(wide) == len(narrow) <= 70 and wide.split()[0] == narrow.split()[0]
-    assert "<" in wide and "<" not in narrow  # an open end is said
-    assert narrow.count("=") < wide.count("=")
-    assert narrow.index("[") < narrow.index("|") < narrow.index("]")
 
 
 @settings(max_examples=40)

@@ -101,11 +101,11 @@ def test_one_run_has_one_certified_value_wherever_it_is_shown(
 
 
 def test_the_joint_figures_are_recomputed_from_the_recorded_constants(tmp_path: Path) -> None:
-    text, agrees = recount.text(load_run(GOLDEN))
+    text, agrees = recount.recomputed(load_run(GOLDEN))
     assert agrees and "not drawn again" in text
     capacity = sweep_json(GOLDEN)["capacity"]
     capacity["constants"]["certified"] = 0.9
-    text, agrees = recount.text(load_run(changed(tmp_path / "changed", capacity=capacity)))
+    text, agrees = recount.recomputed(load_run(changed(tmp_path / "changed", capacity=capacity)))
     assert not agrees and "qps_per_node.certified recorded 2.5" in text
 
 

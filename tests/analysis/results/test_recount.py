@@ -49,7 +49,7 @@ def measured(job: Job, folder: RunFolder, start: Start, before: Past | None = No
 
 def recounted(path: Path) -> str:
     """What a recount says, which found all as it was recorded."""
-    lines, identical = recount.text(load_run(path))
+    lines, identical = recount.recomputed(load_run(path))
     assert identical, lines
     return lines
 
@@ -93,7 +93,7 @@ def test_a_figure_beyond_the_tolerance_is_named(tmp_path: Path, capsys: Any) -> 
     tree = json.loads((path / "sweep.json").read_text())
     tree["capacity"]["qps_per_node"]["low"] *= 1 + 1e-6
     (path / "sweep.json").write_text(json.dumps(tree))
-    lines, agrees = recount.text(load_run(path))
+    lines, agrees = recount.recomputed(load_run(path))
     assert not agrees and "qps_per_node.low recorded" in lines
 
 

@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -31,16 +30,6 @@ def rows(*lines: dict[str, Any]) -> pa.Table:
         "itl_us": [100_000] * 3,
     }
     return records.table([answer | {"due_ns": i, "seq": i, **line} for i, line in enumerate(lines)])
-
-
-@pytest.mark.parametrize("metric", metrics.METRICS, ids=lambda metric: metric.name)
-def test_a_metric_takes_the_columns_that_it_names_and_no_more(metric: metrics.Metric) -> None:
-    told = {"engine_first_token_ns": 90 * MS, "engine_last_token_ns": 380 * MS, "time_scale": 2.0}
-    table = rows({}, told, {"status": "timeout"})
-    np.testing.assert_array_equal(metric.of(table.select(metric.columns)), metric.of(table))
-    for name in metric.columns:
-        with pytest.raises(KeyError):
-            metric.of(table.select([other for other in metric.columns if other != name]))
 
 
 def test_groups_are_in_order_of_their_values_with_the_unknown_last() -> None:

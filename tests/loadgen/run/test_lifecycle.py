@@ -130,7 +130,7 @@ def test_the_end_of_a_simulated_sweep_stores_the_joint_capacity(
     assert found["constants"] == {"value": 1.0, "low": 0.7, "high": 1.3, "certified": 0.75}
     assert found["qps_per_node"]["low"] < 0.71 * found["qps_per_node"]["value"]
     assert found["by_noise"]["low"] > 0.8 * found["qps_per_node"]["value"]
-    assert recount.text(load_run(folder.path))[1]
+    assert recount.recomputed(load_run(folder.path))[1]
 
 
 def test_an_internal_error_keeps_its_traceback_and_the_rows(
