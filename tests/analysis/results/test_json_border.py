@@ -62,7 +62,7 @@ def test_a_key_without_a_field_is_left_out() -> None:
         ("capacity.windows_used", [0, "1"], "its capacity.windows_used.1 is 1"),
         ("capacity.limits.ttft", 3, "its capacity.limits.ttft is 3"),
         ("checks", {"a": 1}, "its checks is {'a': 1}"),
-        ("basis.arrivals.burstiness", -1.0, "its basis.arrivals: "),
+        ("basis.arrivals.burstiness", -1.0, "its basis.arrivals.burstiness is -1.0"),
         ("requests.by_status", "none", "its requests.by_status is none"),
     ],
 )
