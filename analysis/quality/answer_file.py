@@ -1,7 +1,7 @@
 """The files of a gate: answers.parquet of each side, and the table of the evidence that follows from both."""
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.quality.answers import PAIRS, Answer, PromptEvidence, Side, evidence
+from analysis.quality.answers import Answer, PromptEvidence, Side, evidence
 from analysis.rows import parquet
 
 FILE = "answers.parquet"
@@ -95,12 +95,6 @@ def _answer(row: dict[str, Any]) -> Answer:
     return Answer(tuple(row["tokens"]), alternatives)
 
 
-EVIDENCE_FILE = "quality-b.parquet"
-"""The evidence on B in a study's folder, for other readers: ours compare the answers again."""
-EVIDENCE = parquet.described("quality-b", SCHEMA_VERSION)
-"""Arrow schema of the evidence: a row per compared position, and one per failed request."""
-
-
 def folder_evidence(base: Path, candidate: Path) -> list[PromptEvidence]:
     """The evidence in two folders with answers.
 
@@ -131,21 +125,3 @@ def evidence_on(answer: AnswerRecord, base_answers: Mapping[tuple[int, int], Ans
 def by_prompt(answers: Sequence[AnswerRecord]) -> dict[tuple[int, int], AnswerRecord]:
     """Answers by the number of the prompt and of the repeat."""
     return {(answer.prompt, answer.repeat): answer for answer in answers}
-
-
-def write_evidence(prompts: Iterable[PromptEvidence], path: Path) -> None:
-    """Write the evidence as Parquet, whole or not at all. Raises OSError if the disk does not take it."""
-    rows = [row for prompt in prompts for row in _evidence_rows(prompt)]
-    columns = list(zip(*rows, strict=True)) or [() for _ in EVIDENCE]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, EVIDENCE, strict=True)]
-    parquet.write(pa.table(arrays, schema=EVIDENCE), path)
-
-
-def _evidence_rows(prompt: PromptEvidence) -> Iterator[tuple[object, ...]]:
-    for pair, one in zip(PAIRS, (prompt.again, prompt.candidate), strict=True):
-        if one is not None:
-            tokens = zip(one.base_tokens, one.tokens, one.nats, strict=True)
-            for at, (base, token, nats) in enumerate(tokens):
-                yield prompt.prompt, pair, at, base, token, nats, base != token, None
-    for side in prompt.unanswered:
-        yield prompt.prompt, None, None, None, None, None, None, side

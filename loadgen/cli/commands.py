@@ -45,7 +45,6 @@ def sweep(arguments: argparse.Namespace) -> int:
         planned = planned_run(grid.experiment, load_s, services=grid.deployments, runs=len(cells))
         return _measured(arguments, grid, planned, cells, [*grid.lines(), "the first one is below"])
     experiment = checked_experiment(arguments.verb, arguments.words, arguments.config)
-    machine.refuse(experiment)
     work: Job | Study = SearchCapacity(experiment)
     if experiment.search.parts > 1:
         work = several_sweeps(experiment)

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,9 +29,9 @@ from conf.keys import differences, flat
 from conf.specs.workload import Conversations
 from loadgen.cli import engine_model, machine
 from loadgen.cli.words import kernel_lines
-from loadgen.drive.prepared_load import CACHE_PIECE_S, LONGEST_S, STEADY_E2E, WARMUP_QPS, pace_s
+from loadgen.drive.prepared_load import LONGEST_S, STEADY_E2E, WARMUP_QPS
 from loadgen.search.pacing import longer_at, longest_search
-from loadgen.traffic.prefix_sharing import gap_s, means_of
+from loadgen.traffic.prefix_sharing import means_of
 from loadgen.traffic.schedule import cut_tokens
 
 Measured = TypeVar("Measured", bound=RunVerdict | StudyVerdict)
@@ -249,8 +249,8 @@ def plan_text(planned: PlannedRun, whole: bool = False) -> str:
     warm = experiment.fleet.warmup_requests
     actors, joined = experiment.fleet.actors, experiment.cluster.session == "address"
     shared = "" if joined else machine.shared(actors, machine.cores())
-    lines.append(f"# {actors} load actor(s){shared}, {warm} warm-up requests")
-    return "\n".join([*lines, *_load(planned)])
+    lines += [f"# {actors} load actor(s){shared}, {warm} warm-up requests", f"# {duration(planned)}"]
+    return "\n".join([*lines, *(f"# {line}" for line in _load(planned))])
 
 
 def duration(planned: PlannedRun) -> str:
@@ -300,59 +300,29 @@ def _service(experiment: Experiment) -> str:
     return f"{experiment.replicas} replica(s) on {nodes} node(s): {shape}"
 
 
-def _load(planned: PlannedRun) -> list[str]:
+def _load(planned: PlannedRun) -> Iterator[str]:
+    """Lines about what makes a load longer than it was asked to be, and about its requests."""
     experiment, guess_qps, parts = planned.experiment, planned.guess_qps, planned.experiment.search.parts
-    if planned.load_s is None or planned.longest_s is None:
-        count, held = experiment.closed_requests, experiment.concurrency
-        return [f"# closed loop: {count} requests, {held} in flight; as long as that takes"]
-    load_s, longest_s = planned.load_s * planned.longer, planned.longest_s
-    longest = f"at most about {longest_s:.0f} s with warm-up and drain"
-    count = planned.deployments
-    deployed = "after deployment" if count == 1 else f"and {count} deployments"
-    lines = [f"# {load_s:.0f} s of load; {longest}, {deployed}"]
-    if planned.time_scale != 1:
-        clock, real_s = f"simulated clock x{planned.time_scale:g}", longest_s / planned.time_scale
-        lines.append(f"# {clock}: these are the engine's seconds, {real_s:.0f} real ones")
-    lines += _long_answers(experiment)
-    if planned.longer > 1:
-        lines.append(
-            f"# below 1 QPS per node a search counts requests: {planned.longer:.1f} times its budget"
-        )
+    if planned.load_s is None:
+        return
     if parts > 1:
-        each = f"{load_s / parts:.0f} s, each of a service deployed anew, with its own seed"
-        lines = [f"# {parts} sweeps of {each}", *lines]
+        yield f"{parts} sweeps, each of a service deployed anew, with its own seed"
+    elif planned.deployments > 1:
+        yield f"{planned.deployments} deployments"
+    tokens, search = experiment.workload.output_tokens.mean, longest_search(experiment)
+    may = f"answers of {tokens:g} tokens may last {experiment.answer_s:.0f} s within the bounds"
+    if experiment.rate_qps or experiment.profile_qps:
+        yield f"{may}: up to {STEADY_E2E * experiment.answer_s:.0f} s of load first fill the service"
+    elif experiment.workload.arrivals.kind != "trace" and search.window_s != experiment.search.window_s:
+        yield f"{may}: windows of {search.window_s:.0f} s, and a budget of {search.budget_s:.0f} s for them"
+    if planned.longer > 1:
+        yield f"below 1 QPS per node a search counts requests: {planned.longer:.1f} times its budget"
     if planned.requests is not None:
         without = " without hits of its sessions" if experiment.workload.has_sessions else ""
         if_so = "" if experiment.rate_qps else f", if a node serves about {guess_qps:.1f} QPS{without}"
-        lines.append(f"# about {planned.requests:.0f} requests{if_so}")
-    return [*lines, *_cache_warmup(experiment, guess_qps)]
-
-
-def _long_answers(experiment: Experiment) -> list[str]:
-    tokens, search = experiment.workload.output_tokens.mean, longest_search(experiment)
-    may = f"# answers of {tokens:g} tokens may last {experiment.answer_s:.0f} s within the bounds"
-    if experiment.rate_qps or experiment.profile_qps:
-        return [f"{may}: up to {STEADY_E2E * experiment.answer_s:.0f} s of load first fill the service"]
-    if experiment.workload.arrivals.kind == "trace" or search.window_s == experiment.search.window_s:
-        return []
-    return [f"{may}: windows of {search.window_s:.0f} s, and a budget of {search.budget_s:.0f} s for them"]
-
-
-def _cache_warmup(experiment: Experiment, guess_qps: float | None) -> list[str]:
-    if not experiment.workload.wants_hits:
-        return []
-    when, ramp = "before the first window", ""
-    if experiment.workload.has_sessions:
-        ramp = f"{CACHE_PIECE_S:.0f} s at each rate on the way there and "
-    if experiment.workload.conversations:
-        when = "before each window above all rates so far"
-        if guess_qps:
-            gap = gap_s(experiment.workload, 1.0, experiment.cluster.nodes) or 0.0
-            ramp = f"{pace_s(guess_qps, gap):.0f} s for each QPS per node on the way there and "
-    return [
-        f"# cache warm-up comes on top, {when}: {ramp}at most about {LONGEST_S:.0f} s at its rate; "
-        "no budget is spent on it"
-    ]
+        yield f"about {planned.requests:.0f} requests{if_so}"
+    if experiment.workload.wants_hits:
+        yield f"cache warm-up comes on top, at most about {LONGEST_S:.0f} s before a window"
 
 
 def prompt_lines(spec: Conversations) -> list[str]:
@@ -372,7 +342,6 @@ def prompt_lines(spec: Conversations) -> list[str]:
     lines = [f"#   {name:<10} {kept[name]:>6} tokens" for name in parts if name != "history" or turns]
     if turns:
         lines[3] += f" of {history}, in {2 * turns} messages"
-    other = replace(spec, truncation="naive" if spec.truncation == "cache_aware" else "cache_aware")
     means = means_of(spec)
     cut = f"in steps of {spec.step_tokens}" if spec.truncation == "cache_aware" else "as little as fits"
     return [
@@ -381,7 +350,5 @@ def prompt_lines(spec: Conversations) -> list[str]:
         f"#   {'prompt':<10} {sum(kept.values()):>6} tokens",
         f"#   history is cut {cut}; naive truncation would leave out {naive} and move every turn",
         f"# a request in the mean: {means.input_tokens:.0f} tokens in, {means.output_tokens:.0f} out",
-        f"# of its prompt tokens {means.reusable:.1%} begin an earlier one (truncation={spec.truncation}), "
-        f"{means_of(other).reusable:.1%} would with truncation={other.truncation}: no routing and no "
-        "cache can serve more",
+        f"# of its prompt tokens {means.reusable:.1%} begin an earlier one: no cache can serve more",
     ]

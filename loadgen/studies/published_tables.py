@@ -15,10 +15,11 @@ import numpy as np
 
 from analysis.results.published_ladder import PublishedLevel
 from conf import Experiment, load
+from conf.io import bounded_yaml
 from conf.specs.experiment import Hardware, Layout, Model
 from loadgen.traffic.schedule import Ints
 
-TABLES = Path(__file__).with_name("mi325x_tables.csv")
+TABLES, MODELS = (Path(__file__).with_name(f"mi325x_{name}") for name in ("tables.csv", "models.yaml"))
 SOURCE = "arXiv 2603.10031, tables 14 to 17, 22 and 23"
 SCALING, SATURATION = "scaling", "saturation"
 BURST_MOST, WAVES, CLOSED_MOST = 450, 3, 300
@@ -52,47 +53,12 @@ class PublishedModel(RequestShape):
     """
 
     name: str
-    words: tuple[str, ...]
+    words: Sequence[str]
     fit_rms: float
 
 
+PUBLISHED_MODELS = tuple(PublishedModel(**model) for model in bounded_yaml.read(MODELS.read_text()))
 AGAIN = "is the row of table 23 again"
-_MLA = "engine.block_size=1"
-PUBLISHED_MODELS = (
-    PublishedModel(
-        name="Llama-3.1-405B",
-        words=("model=llama31_405b_fp8", "layout=dp1_tp8"),
-        prompt=329,
-        limits={SCALING: 200, SATURATION: 100},
-        fit_rms=0.020,
-        burst_mean=98.5,
-    ),
-    PublishedModel(
-        name="Qwen3-VL-235B",
-        words=("model=qwen3_vl_235b_bf16", "layout=dp1_tp8"),
-        prompt=1141,
-        limits={SCALING: 200, SATURATION: 200},
-        fit_rms=0.020,
-        image_tokens=1024,
-    ),
-    PublishedModel(
-        name="DeepSeek V3.2",
-        words=("model=deepseek_v32_fp8", "layout=dp1_tp8", _MLA),
-        prompt=290,
-        limits={SCALING: 200, SATURATION: 100},
-        fit_rms=0.076,
-        whole=0.25,
-        burst_mean=26.5,
-    ),
-    PublishedModel(
-        name="Kimi-K2.5",
-        words=("model=kimi_k25_int4", "layout=dp1_tp4", _MLA),
-        prompt=1483,
-        limits={SCALING: 199, SATURATION: 199, f"{SCALING}/1": 100},
-        fit_rms=0.078,
-        image_tokens=1369,
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +176,11 @@ _SPEED = ("step_time", "posterior", "efficiency", "fitted_with")
 """Fields that name something, and those that give its speed; the others identify it."""
 _SERVED = ("kv_cache", "max_context_tokens")
 """Fields that a deployment may choose: it stays that model, but is not what the paper served."""
-_loaded = cache(load)
+
+
+@cache
+def _loaded(*words: str) -> Experiment:
+    return load(words)
 
 
 def published_model_of(experiment: Experiment) -> PublishedModel | None:
@@ -218,7 +188,7 @@ def published_model_of(experiment: Experiment) -> PublishedModel | None:
     published = model_of(experiment)
     if published is None or experiment.progressive.lengths == "workload":
         return None
-    paper = _loaded(published.words)
+    paper = _loaded(*published.words)
     groups = ("model", "hardware", "layout")
     same = (_facts(getattr(experiment, group)) == _facts(getattr(paper, group)) for group in groups)
     return published if all(same) else None
@@ -228,7 +198,7 @@ def model_of(experiment: Experiment) -> PublishedModel | None:
     """The paper's model, whatever its name and node."""
     facts = _facts(experiment.model, *_SERVED)
     return next(
-        (model for model in PUBLISHED_MODELS if _facts(_loaded(model.words).model, *_SERVED) == facts), None
+        (model for model in PUBLISHED_MODELS if _facts(_loaded(*model.words).model, *_SERVED) == facts), None
     )
 
 
