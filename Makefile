@@ -102,7 +102,7 @@ test-all: $(STAMP) $(VLLM_STAMP) $(VLLM_VENV)/vllm-$(VLLM_OLDER) browser  ## eve
 	@rm -rf $(LOGS)
 	@$(RUN_LANES)=1 --keep-going $(REAL_TIME) & \
 	nice -n 10 $(RUN_LANES)=2 --keep-going $(COMPUTING); code=$$?; wait $$! || code=$$?; \
-	for lane in $(LANES); do printf '%-18s %s\n' $$lane "$$(tail -n 1 $(LOGS)/$$lane.log)"; done; exit $$code
+	for lane in $(LANES); do printf '%-20s %s\n' $$lane "$$(tail -n 1 $(LOGS)/$$lane.log)"; done; exit $$code
 
 $(LANES): | $(LOGS)
 $(LOGS):
@@ -117,12 +117,13 @@ all-engine all-others: $(STAMP)
 
 # Only files with such tests: to import all others takes seconds in each lane.
 REAL_IN = $(sort $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.\(ray\|live\)' $(1)))
+JOBS := tests/cluster/test_jobs.py
 all-ray-loadgen all-ray-end-to-end: $(STAMP)
-	$(PYTEST) "$(REAL)" $(call REAL_IN,tests/$(if $(filter %-loadgen,$@),loadgen,end_to_end)) $(EVERYTHING)
+	$(PYTEST) "$(REAL)" $(call REAL_IN,$(if $(filter %-loadgen,$@),tests/loadgen $(JOBS),tests/end_to_end)) $(EVERYTHING)
 
 ELSEWHERE := tests/loadgen tests/end_to_end tests/vllm tests/hosts
 all-ray-others: $(STAMP)
-	$(PYTEST) "$(REAL)" $(call REAL_IN,$(filter-out $(ELSEWHERE),$(wildcard tests/*))) $(EVERYTHING)
+	$(PYTEST) "$(REAL)" $(filter-out $(JOBS),$(call REAL_IN,$(filter-out $(ELSEWHERE),$(wildcard tests/*)))) $(EVERYTHING)
 
 all-hosts: $(STAMP) $(VENV)/.compiled
 	@$(RUN_LANES)=2 --keep-going $(HOSTS:%=$@-%)

@@ -19,3 +19,14 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
         if pending_request is not None and ranks and ranks[0]:
             self.on_request_routed(pending_request, ranks[0][0].replica_id, None)
         return ranks
+
+    def _extract_text_from_request(self, pending_request: PendingRequest) -> str | None:
+        """The prompt; None for a request that Serve's own proxy hands on unread: any replica may serve it.
+
+        HAProxy sends it what comes before its first look at a replica. Ray's class raises there, and the
+        request hangs for ever.
+        """
+        try:
+            return str(super()._extract_text_from_request(pending_request))
+        except ValueError:
+            return None
