@@ -13,23 +13,26 @@ examples:
 # The composition root of this package: the only file that may import serve_apps.
 
 import argparse
+import csv
 import json
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster.manifests.files import (
-    KubernetesSite,
     assign_hosts,
+    checked_name,
     environment,
     is_amd,
     kuberay,
     nodes_of,
     ray_up,
     systemd,
+    weights_folder,
 )
 from cluster.ray_session.own_machine import (
     NO_CLUSTER,
@@ -45,39 +48,33 @@ from conf.specs.experiment import VllmEngine
 from conf.words import groups
 
 EXIT_OK, EXIT_INTERNAL, EXIT_USAGE, EXIT_CLUSTER, EXIT_INTERRUPTED = 0, 1, 2, 5, 130
-KUBERAY, RAY_UP, HOSTS = ("kuberay",), ("ray-up",), ("ray-up", "systemd")
-TARGETS = KUBERAY + HOSTS
+TARGETS = ("kuberay", "ray-up", "systemd")
 
 
 class Flag(NamedTuple):
-    """A flag of `render`, and the targets that use it; without a metavar it takes no value."""
+    """A row of manifests/flags.csv: a flag of `render` and the targets that use it.
+
+    Without a metavar it takes no value. Its text has a `form` of `manifests.files`.
+    """
 
     names: str
-    targets: tuple[str, ...]
+    targets: str
     metavar: str
+    default: str
+    form: str
     help: str
-    type: Callable[[str], Any] = str
 
-    def value(self, arguments: argparse.Namespace) -> Any:
-        return getattr(arguments, self.names.split()[0].removeprefix("--").replace("-", "_"))
+    @property
+    def long(self) -> str:
+        return self.names.split()[0]
+
+    @property
+    def key(self) -> str:
+        return self.long.removeprefix("--").replace("-", "_")
 
 
-FLAGS = (
-    Flag("--out -o", TARGETS, "DIR", "write files there; by default they are printed", Path),
-    Flag("--load-nodes", TARGETS, "N", "nodes for load only (1); 0: load and replicas share nodes", int),
-    Flag("--gpu-node-cpus", TARGETS, "N", "CPUs of a node with GPUs for Ray to give away (64)", int),
-    Flag("--name", KUBERAY + RAY_UP, "NAME", "name of the cluster (maxqps)"),
-    Flag("--image", KUBERAY, "IMAGE", "kuberay: pinned, best by digest: REPO:TAG@sha256:DIGEST"),
-    Flag("--weights", KUBERAY, "WHERE", "kuberay: pvc:NAME (pvc:weights), or a folder on every node"),
-    Flag("--service", KUBERAY, "", "kuberay: a RayService that keeps one deployment up"),
-    Flag("--namespace", KUBERAY, "NAME", "kuberay: namespace of the objects (default)"),
-    Flag("--token-secret", KUBERAY, "NAME", "kuberay: Secret with the key auth_token (KubeRay makes one)"),
-    Flag("--groups", KUBERAY, "GID,GID", "kuberay: ids of the nodes' groups video and render (44,109)"),
-    Flag("--memory", KUBERAY, "SIZE", "kuberay: memory of a pod with GPUs, /dev/shm included (512Gi)"),
-    Flag("--hosts", HOSTS, "A,B,...", "ray-up, systemd: IP addresses of head, GPU nodes, load nodes"),
-    Flag("--ssh-user", RAY_UP, "USER", "ray-up: user that logs in on all hosts (ray)"),
-    Flag("--venv", HOSTS, "DIR", "ray-up, systemd: environment with this package there (/opt/maxqps)"),
-)
+with resources.files("cluster.manifests").joinpath("flags.csv").open() as _rows:
+    FLAGS = tuple(Flag(**row) for row in csv.DictReader(_rows))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,7 +120,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     top.add_argument("--json", action="store_true", help="preflight: one JSON document on stdout")
     group: Any = top.add_argument_group("render")
     for flag in FLAGS:
-        kind = {"type": flag.type, "metavar": flag.metavar} if flag.metavar else {"action": "store_true"}
+        kind = {"metavar": flag.metavar} if flag.metavar else {"action": "store_true"}
         group.add_argument(*flag.names.split(), help=flag.help, **kind)
     return top
 
@@ -131,7 +128,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def _target(arguments: argparse.Namespace) -> str:
     """The target of `render`, which is removed from the words; empty for `preflight`.
 
-    Raises ConfigError for a flag that has no effect on it.
+    The flags of the target get their defaults. Raises ValueError for a flag that has no effect on it, and for
+    one whose text is not of its form.
     """
     targets = [word for word in arguments.words if word in TARGETS]
     target = targets[0] if targets and arguments.verb == "render" else ""
@@ -143,10 +141,13 @@ def _target(arguments: argparse.Namespace) -> str:
             )
         arguments.words.remove(target)
     for flag in FLAGS:
-        if flag.value(arguments) not in (None, False) and target not in flag.targets:
-            raise ConfigError(
-                f"{flag.names.split()[0]} belongs to {' and '.join(flag.targets)}; leave it out"
-            )
+        text, users = getattr(arguments, flag.key), flag.targets.split()
+        if text and target not in users:
+            raise ConfigError(f"{flag.long} belongs to {' and '.join(users)}; leave it out")
+        if text and flag.form:
+            form = target if flag.key == "name" and target == "kuberay" else flag.form
+            checked_name(form, text, flag.long)
+        setattr(arguments, flag.key, text or flag.default)
     if arguments.json and target:
         raise ConfigError("--json belongs to preflight; render prints files")
     return str(target)
@@ -158,37 +159,30 @@ def _render(arguments: argparse.Namespace, target: str) -> int:
 
     experiment = load(arguments.words)
     engine, routing = experiment.engine, experiment.routing
-    load_nodes = 1 if arguments.load_nodes is None else arguments.load_nodes
-    gpu_cpus = 64 if arguments.gpu_node_cpus is None else arguments.gpu_node_cpus
-    if load_nodes < 0 or gpu_cpus < 1:
-        raise ConfigError(
-            f"--load-nodes={load_nodes} must not be negative, and --gpu-node-cpus={gpu_cpus} at least 1"
-        )
-    parts = experiment.cluster, experiment.hardware, engine, experiment.fleet
-    nodes = nodes_of(*parts, load_nodes, gpu_cpus)
+    nodes = nodes_of(experiment, int(arguments.load_nodes), int(arguments.gpu_node_cpus))
     real = config_file.environment(engine, routing) if isinstance(engine, VllmEngine) else {}
-    env = environment(serve_environment(routing) | real)
+    env, amd = environment(serve_environment(routing) | real), is_amd(experiment.hardware)
     heading = f"python -m cluster {shlex.join(arguments.typed)}\nFor {experiment.model.served_name}, layout "
     heading += f"{experiment.layout.name}; render again instead of editing."
-    name, venv = arguments.name or "maxqps", arguments.venv or "/opt/maxqps"
     if target == "kuberay":
-        site = _site(arguments)
-        config, notes = _serve_config(experiment, site) if arguments.service else (None, ())
+        _require_names(arguments)
+        config, notes = _serve_config(experiment, arguments.weights) if arguments.service else (None, ())
         heading = "\n".join([heading, *(f"Note: {note}" for note in notes)])
-        return _deliver(kuberay(site, nodes, experiment.hardware, env, heading, config), arguments.out)
+        return _deliver(kuberay(vars(arguments), nodes, amd, env, heading, config), arguments.out)
     if not arguments.hosts:
         raise ConfigError(
             f"render {target} needs --hosts A,B,...: IP addresses of head, GPU nodes, load nodes"
         )
     hosts = assign_hosts([host for host in arguments.hosts.split(",") if host], nodes)
     if target == "ray-up":
-        files = ray_up(hosts, nodes, env, heading, name, arguments.ssh_user or "ray", venv)
+        files = ray_up(hosts, nodes, env, heading, arguments.name, arguments.ssh_user, arguments.venv)
     else:
-        files = systemd(hosts, nodes, env, heading, venv, is_amd(experiment.hardware))
+        files = systemd(hosts, nodes, env, heading, arguments.venv, amd)
     return _deliver(files, arguments.out)
 
 
-def _site(arguments: argparse.Namespace) -> KubernetesSite:
+def _require_names(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for a name that a Kubernetes cluster needs and has no default."""
     if not arguments.image:
         raise ConfigError(
             "render kuberay needs --image REPO:TAG@sha256:DIGEST: vllm/vllm-openai-rocm with ray 2.60.0 and "
@@ -199,19 +193,9 @@ def _site(arguments: argparse.Namespace) -> KubernetesSite:
             "render kuberay --service needs --token-secret NAME (key auth_token): KubeRay would name its own "
             "after each cluster that it makes for the service"
         )
-    keys = "name", "weights", "namespace", "token_secret", "memory"
-    given: dict[str, Any] = {key: word for key in keys if (word := getattr(arguments, key))}
-    if arguments.groups:
-        try:
-            given["groups"] = tuple(map(int, arguments.groups.split(",")))
-        except ValueError as error:
-            raise ConfigError(
-                f"--groups={arguments.groups}: ids, as `getent group video render` says on the nodes"
-            ) from error
-    return KubernetesSite(arguments.image, **given)
 
 
-def _serve_config(experiment: Experiment, site: KubernetesSite) -> tuple[dict[str, Any], Sequence[str]]:
+def _serve_config(experiment: Experiment, weights: str) -> tuple[dict[str, Any], Sequence[str]]:
     """Serve's own configuration of the deployment, and its notes, as `serve_apps render` prints them."""
     from serve_apps.vllm_engine import rendering
 
@@ -221,10 +205,10 @@ def _serve_config(experiment: Experiment, site: KubernetesSite) -> tuple[dict[st
             f"--service keeps a real deployment up, not engine={engine.kind}; add engine=vllm, or leave "
             "--service out: a sweep deploys by itself on a RayCluster"
         )
-    folder = site.weights_folder
+    folder = weights_folder(weights)
     if not engine.model_path.startswith(folder):
         raise ConfigError(
-            f"--service loads its weights from {folder}, where pods find --weights={site.weights}; "
+            f"--service loads its weights from {folder}, where pods find --weights={weights}; "
             f"add engine.model_path={folder}/FOLDER"
         )
     # The version installed here need not be that of the image.
@@ -245,16 +229,17 @@ def _recipe_input(experiment: Experiment, engine: VllmEngine, installed: str) ->
     return rendering.RenderingInput(experiment, version)
 
 
-def _deliver(files: dict[str, str], out: Path | None) -> int:
+def _deliver(files: dict[str, str], out: str) -> int:
     """Write the files into a folder, or print them, with their names if there are several."""
-    if out is None:
+    if not out:
         for name, text in files.items():
             terminal.data((f"# ---- {name}\n{text}" if len(files) > 1 else text).removesuffix("\n"))
         return EXIT_OK
-    out.mkdir(parents=True, exist_ok=True)
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        (out / name).write_text(text)
-        terminal.tell(str(out / name))
+        (folder / name).write_text(text)
+        terminal.tell(str(folder / name))
     return EXIT_OK
 
 

@@ -5,9 +5,10 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import yaml
@@ -16,33 +17,40 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from cluster.ray_session.own_machine import LOAD_ROLE, PRIORITY
 from conf.io.one_line import printable
 from conf.ray_patches import RAY_VERSION
-from conf.specs.experiment import Cluster, Engine, Fleet, Hardware, VllmEngine
+from conf.specs.experiment import Experiment, Hardware, VllmEngine
 
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 """RFC 1123, for DNS and Kubernetes."""
-_SUBDOMAIN = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*")
+OBJECT = rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*"
+PATH = r"/[A-Za-z0-9._+@-]+(/[A-Za-z0-9._+@-]+)*/?"
+CLAIM = "pvc:"
 _FORMS = {
-    "path": (
-        re.compile(r"/[A-Za-z0-9._+@-]+(/[A-Za-z0-9._+@-]+)*/?"),
-        "an absolute path of letters, digits and ._+@-",
-    ),
-    "user": (re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,31}"), "a user of letters, digits and ._-"),
-    "cluster": (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"), "at most 63 letters, digits and ._-"),
-    "resource": (re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}"), "at most 63 letters, digits and _.:/-"),
-    "variable": (re.compile(r"[A-Za-z_][A-Za-z0-9_]*"), "letters, digits and _"),
-    "label": (re.compile(LABEL), "at most 63 of a-z, 0-9 and -"),
-    "object": (_SUBDOMAIN, "at most 253 of a-z, 0-9, - and ."),
+    "path": (PATH, "an absolute path of letters, digits and ._+@-"),
+    "user": (r"[A-Za-z_][A-Za-z0-9._-]{0,31}", "a user of letters, digits and ._-"),
+    "cluster": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "at most 63 letters, digits and ._-"),
+    # KubeRay adds to a cluster's name, and Kubernetes ends at 63 letters.
+    "kuberay": (r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", "at most 50 of a-z, 0-9 and -"),
+    "resource": (r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}", "at most 63 letters, digits and _.:/-"),
+    "variable": (r"[A-Za-z_][A-Za-z0-9_]*", "letters, digits and _"),
+    "label": (LABEL, "at most 63 of a-z, 0-9 and -"),
+    "object": (OBJECT, "at most 253 of a-z, 0-9, - and ."),
     "image": (
-        re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?(@sha256:[0-9a-f]{64})?"),
-        "REPO:TAG@sha256:DIGEST",
+        r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?@sha256:[0-9a-f]{64}|"
+        r"[A-Za-z0-9][A-Za-z0-9._:/-]*:(?!(latest|nightly)$)[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?",
+        "the name of a version, which stays the same: REPO:TAG@sha256:DIGEST",
     ),
+    "weights": (rf"{CLAIM}{OBJECT}|{PATH}", "pvc:NAME of a claim, or /FOLDER of every node"),
+    "groups": (r"[0-9]{1,9}(,[0-9]{1,9})*", "ids, as `getent group video render` says on the nodes"),
+    "memory": (r"[0-9]+[MGT]i?", "an amount of memory, written as 512Gi"),
+    "number": (r"[0-9]{1,6}", "a number from 0 on"),
+    "count": (r"[1-9][0-9]{0,5}", "a number from 1 on"),
 }
 
 
 def checked_name(form: str, text: str, what: str) -> str:
     """The text, if it is a name of this `form`; `what` is its flag or key."""
     pattern, like = _FORMS[form]
-    if not pattern.fullmatch(text) or ".." in text:
+    if not re.fullmatch(pattern, text) or ".." in text:
         raise ValueError(f"{what}={text!r} is not allowed there; use {like}")
     return text
 
@@ -105,17 +113,16 @@ def is_amd(hardware: Hardware) -> bool:
     return "gfx" in hardware.arch
 
 
-def nodes_of(
-    cluster: Cluster, hardware: Hardware, engine: Engine, fleet: Fleet, load_nodes: int, gpu_cpus: int
-) -> tuple[NodeGroup, ...]:
+def nodes_of(experiment: Experiment, load_nodes: int, gpu_cpus: int) -> tuple[NodeGroup, ...]:
     """Nodes with GPUs, and `load_nodes` for the load actors and the driver of a job; with 0 they share nodes.
 
     Each node with GPUs has one unit of the engine's `node_resource`, or of a resource named after the
     hardware, because Ray does not recognise every accelerator.
     """
+    cluster, engine, fleet = experiment.cluster, experiment.engine, experiment.fleet
     load_cpus = math.ceil(fleet.actors * fleet.cpus_per_actor)
     named = engine.node_resource if isinstance(engine, VllmEngine) else ""
-    resource = named or f"{hardware.name.split()[0].lower()}_node"
+    resource = named or f"{experiment.hardware.name.split()[0].lower()}_node"
     checked_name("resource", resource, "engine.node_resource" if named else "hardware.name")
     shared = 0 if load_nodes else load_cpus + DRIVER_CPUS
     gpu = NodeGroup(GPU, cluster.nodes, gpu_cpus + shared, cluster.gpus_per_node, {resource: 1})
@@ -193,107 +200,49 @@ def kubernetes_literal(value: str) -> str:
     return value.replace("$(", "$$(")
 
 
-NAME = re.compile("[a-z]([-a-z0-9]{0,48}[a-z0-9])?")
-"""KubeRay adds to a cluster's name, and Kubernetes ends at 63 letters."""
-MEMORY = re.compile("[0-9]+[MGT]i?")
-CLAIM = "pvc:"
-
-
-@dataclass(frozen=True, slots=True)
-class KubernetesSite:
-    """Facts of one Kubernetes cluster. `weights` is `pvc:NAME` or a folder that is on every node.
-
-    `groups` are the numeric ids of the groups video and render on the nodes (AMD only); `memory` is
-    the limit of a pod with GPUs. `token_secret` is a Secret with the key auth_token; KubeRay makes one if it
-    is empty.
-    """
-
-    image: str
-    weights: str = f"{CLAIM}weights"
-    name: str = "maxqps"
-    namespace: str = "default"
-    token_secret: str = ""
-    groups: tuple[int, ...] = (44, 109)
-    memory: str = "512Gi"
-
-    def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.name):
-            raise ValueError(
-                f"--name={self.name} is not allowed in Kubernetes; use at most 50 of a-z, 0-9 and -"
-            )
-        checked_name("image", self.image, "--image")
-        tag = self.image.partition("@")[0].rpartition("/")[2].partition(":")[2]
-        if "@sha256:" not in self.image and tag in ("", "latest", "nightly"):
-            raise ValueError(
-                f"--image={self.image} is another image tomorrow; name a version: REPO:TAG@sha256:DIGEST"
-            )
-        checked_name("label", self.namespace, "--namespace")
-        if self.token_secret:
-            checked_name("object", self.token_secret, "--token-secret")
-        if self.claim:
-            checked_name("object", self.claim, "--weights=pvc")
-        elif self.weights.startswith("/"):
-            checked_name("path", self.weights, "--weights")
-        else:
-            raise ValueError(f"--weights={self.weights}: pvc:NAME of a claim, or /FOLDER of every node")
-        if min(self.groups, default=0) < 0:
-            raise ValueError(f"--groups={self.groups}: ids of groups are not negative")
-        if not MEMORY.fullmatch(self.memory):
-            raise ValueError(f"--memory={self.memory} is no amount of memory; write it as 512Gi")
-
-    @property
-    def claim(self) -> str:
-        """Name of the PersistentVolumeClaim of the weights; empty for a folder."""
-        return self.weights.removeprefix(CLAIM) if self.weights.startswith(CLAIM) else ""
-
-    @property
-    def weights_folder(self) -> str:
-        """The folder of the weights in a pod: that of the node, or /weights for a claim."""
-        return "/weights" if self.claim else self.weights
+def weights_folder(weights: str) -> str:
+    """The folder of the weights in a pod: that of the node, or /weights for a claim."""
+    return "/weights" if weights.startswith(CLAIM) else weights
 
 
 def kuberay(
-    site: KubernetesSite,
+    site: Mapping[str, Any],
     groups: Sequence[NodeGroup],
-    hardware: Hardware,
-    env: dict[str, str],
+    amd: bool,
+    env: Mapping[str, str],
     heading: str,
     serve_config: dict[str, Any] | None,
 ) -> dict[str, str]:
     """File name and text: a RayCluster for sweeps, which deploy their services themselves.
 
     With Serve's own configuration it is a RayService that keeps its application up, for engine=external.
+    `site` are the flags of one Kubernetes cluster by their names. KubeRay makes a Secret for the token if
+    none is named.
     """
-    name = "raycluster.yaml" if serve_config is None else "rayservice.yaml"
-    config = yaml.safe_dump(serve_config, sort_keys=False).rstrip() if serve_config else None
-    return {
-        name: render(
-            "kuberay.yaml.j2",
-            site=site,
-            groups=groups,
-            env=env,
-            heading=heading,
-            serve_config=config,
-            amd=is_amd(hardware),
-        )
-    }
+    weights = site["weights"]
+    text = render(
+        "kuberay.yaml.j2",
+        site={
+            **site,
+            "claim": weights.removeprefix(CLAIM) if weights.startswith(CLAIM) else "",
+            "weights_folder": weights_folder(weights),
+            "groups": [int(group) for group in site["groups"].split(",")],
+        },
+        groups=groups,
+        env=env,
+        heading=heading,
+        serve_config=yaml.safe_dump(serve_config, sort_keys=False).rstrip() if serve_config else None,
+        amd=amd,
+    )
+    return {"raycluster.yaml" if serve_config is None else "rayservice.yaml": text}
 
 
 ETC = "/etc/maxqps"
 TOKEN = f"{ETC}/auth_token"
 
 
-@dataclass(frozen=True, slots=True)
-class Hosts:
-    """Addresses of the head, of the nodes with GPUs and of those for load, in this order."""
-
-    head: str
-    gpu: tuple[str, ...]
-    load: tuple[str, ...]
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        return self.gpu + self.load
+Hosts = Mapping[str, Sequence[str]]
+"""The addresses of the hosts of each role."""
 
 
 def assign_hosts(addresses: Sequence[str], groups: Sequence[NodeGroup]) -> Hosts:
@@ -303,44 +252,40 @@ def assign_hosts(addresses: Sequence[str], groups: Sequence[NodeGroup]) -> Hosts
     """
     for address in addresses:
         host_address(address, "--hosts")
-    counts = {group.role: group.count for group in groups}
-    load = counts.get(LOAD_ROLE, 0)
-    needed = 1 + sum(counts.values())
+    counts = {HEAD: 1, GPU: 0, LOAD_ROLE: 0} | {group.role: group.count for group in groups}
+    needed = sum(counts.values())
     if len(addresses) != needed or len(set(addresses)) != needed:
         raise ValueError(
-            f"--hosts names {len(set(addresses))} hosts but {needed} are needed: the head, "
-            f"{needed - 1 - load} with GPUs (cluster.nodes) and {load} for load (--load-nodes)"
+            f"--hosts names {len(set(addresses))} hosts but {needed} are needed: the head, {counts[GPU]} "
+            f"with GPUs (cluster.nodes) and {counts[LOAD_ROLE]} for load (--load-nodes)"
         )
-    cut = needed - load
-    return Hosts(addresses[0], tuple(addresses[1:cut]), tuple(addresses[cut:]))
+    rest = iter(addresses)
+    return {role: list(islice(rest, count)) for role, count in counts.items()}
 
 
 def ray_up(
     hosts: Hosts,
     groups: Sequence[NodeGroup],
-    env: dict[str, str],
+    env: Mapping[str, str],
     heading: str,
     name: str,
     ssh_user: str,
     venv: str,
 ) -> dict[str, str]:
-    """File name and text for `ray up` with the local provider; every host is installed already.
-
-    Raises ValueError for a malformed name, user or folder.
-    """
-    checked_name("cluster", name, "--name")
-    checked_name("user", ssh_user, "--ssh-user")
-    checked_name("path", venv, "--venv")
+    """File name and text for `ray up` with the local provider; every host is installed already."""
     starts = {group.role: _shell(ray_start(group, "$RAY_HEAD_IP", "$own")) for group in groups}
+    (head,) = hosts[HEAD]
     text = render(
         "ray-up.yaml.j2",
-        hosts=hosts,
+        head=head,
+        load=hosts[LOAD_ROLE],
+        workers=[*hosts[GPU], *hosts[LOAD_ROLE]],
         env=env,
         heading=heading,
         name=name,
         ssh_user=ssh_user,
         venv=venv,
-        start_head=_shell(ray_start(HEAD_NODE, hosts.head, hosts.head)),
+        start_head=_shell(ray_start(HEAD_NODE, head, head)),
         start_gpu=starts[GPU],
         start_load=starts.get(LOAD_ROLE),
     )
@@ -354,23 +299,21 @@ def _shell(words: Sequence[str]) -> str:
 
 
 def systemd(
-    hosts: Hosts, groups: Sequence[NodeGroup], env: dict[str, str], heading: str, venv: str, amd: bool
+    hosts: Hosts, groups: Sequence[NodeGroup], env: Mapping[str, str], heading: str, venv: str, amd: bool
 ) -> dict[str, str]:
     """Unit files by name, one for each role, and the environment of them all.
 
-    The units are systemd's templates: the name of an instance, after the @, is the host's address. Raises
-    ValueError for a malformed `venv`.
+    The units are systemd's templates: the name of an instance, after the @, is the host's address.
     """
-    checked_name("path", venv, "--venv")
-    addresses = {"head": (hosts.head,), GPU: hosts.gpu, LOAD_ROLE: hosts.load}
+    (head,) = hosts[HEAD]
     files = {"ray.env": render("ray.env.j2", env=env, heading=heading, etc=ETC, token=TOKEN)}
     for group in (HEAD_NODE, *groups):
         unit = f"maxqps-{group.role}"
-        words = [f"{venv}/bin/ray", *ray_start(group, hosts.head, "%i")[1:], "--block"]
+        words = [f"{venv}/bin/ray", *ray_start(group, head, "%i")[1:], "--block"]
         files[f"{unit}@.service"] = render(
             "systemd.service.j2",
             nodes=group,
-            hosts=addresses[group.role],
+            hosts=hosts[group.role],
             heading=heading,
             unit=unit,
             etc=ETC,

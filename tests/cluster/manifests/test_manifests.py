@@ -19,7 +19,7 @@ import yaml
 
 from cluster import __main__ as command
 from cluster.manifests import files
-from cluster.manifests.files import KubernetesSite, checked_name, host_address, kuberay
+from cluster.manifests.files import checked_name, host_address
 from conf import load
 from serve_apps import __main__ as serve_command
 from serve_apps.vllm_engine.rendering import Process
@@ -105,7 +105,6 @@ def test_a_pod_with_gpus_is_a_whole_node() -> None:
 
 def test_all_pods_have_the_environment_that_serve_has_in_a_session_of_ours() -> None:
     from cluster.ray_session.own_machine import serve_environment
-    from conf import load
 
     cluster = objects(render(*KUBERAY, "routing=pow2"))["RayCluster"]["spec"]
     pods = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
@@ -272,17 +271,17 @@ def test_no_file_holds_a_secret(words: list[str], monkeypatch: pytest.MonkeyPatc
     [
         (["render"], "needs one of kuberay, ray-up, systemd"),
         (["render", "kuberay"], "needs --image"),
-        (["render", "kuberay", "--image", "vllm/vllm-openai-rocm"], "name a version"),
-        (["render", "kuberay", "--image", "vllm/vllm-openai-rocm:latest"], "name a version"),
+        (["render", "kuberay", "--image", "vllm/vllm-openai-rocm"], "name of a version"),
+        (["render", "kuberay", "--image", "vllm/vllm-openai-rocm:latest"], "name of a version"),
         (["render", *KUBERAY, "--service"], "needs --token-secret"),
         (["render", *KUBERAY, "--service", "--token-secret", "a"], "add engine=vllm"),
         (["render", *KUBERAY, *SERVICE[:-1]], "add engine.model_path=/weights/FOLDER"),
         (["render", *KUBERAY, "--groups", "video"], "getent group video render"),
-        (["render", *KUBERAY, "--load-nodes", "-1"], "must not be negative"),
-        (["render", *KUBERAY, "--gpu-node-cpus", "0"], "at least 1"),
-        (["render", *KUBERAY, "--name", "Night_1"], "--name=Night_1"),
+        (["render", *KUBERAY, "--load-nodes", "-1"], "a number from 0 on"),
+        (["render", *KUBERAY, "--gpu-node-cpus", "0"], "a number from 1 on"),
+        (["render", *KUBERAY, "--name", "Night_1"], "--name='Night_1'"),
         (["render", *KUBERAY, "--weights", "weights"], "pvc:NAME"),
-        (["render", *KUBERAY, "--memory", "512 GB"], "write it as 512Gi"),
+        (["render", *KUBERAY, "--memory", "512 GB"], "written as 512Gi"),
         (["render", "ray-up", "--hosts", "10.0.0.1,10.0.0.2,loader"], "--hosts='loader' is no IP address"),
         (["render", "systemd", "--hosts", "10.0.0.1,10.0.0.2,"], "names 2 hosts but 3 are needed"),
         (["preflight", "engine=vllm", "engine.args.swap_space=4"], "swap_space"),
@@ -346,6 +345,12 @@ GOOD = {
     "label": "a",
     "object": "a.b",
     "image": IMAGE,
+    "kuberay": "maxqps",
+    "weights": "pvc:a",
+    "groups": "44,109",
+    "memory": "1Ti",
+    "number": "0",
+    "count": "1",
 }
 
 
@@ -401,7 +406,7 @@ def test_an_address_of_ipv6_stands_in_brackets(capsys: pytest.CaptureFixture[str
 
 
 def test_a_settings_file_holds_values_as_they_are() -> None:
-    hosts, env = files.Hosts("a", ("b",), ()), {"A": 'x"; $HOME `id` \\'}
+    hosts, env = {"head": ["a"]}, {"A": 'x"; $HOME `id` \\'}
     text = files.systemd(hosts, (), env, "", "/opt/x", True)["ray.env"]
     assert text.splitlines()[-2] == r'A="x\"; \$HOME \`id\` \\"'
 
@@ -417,7 +422,7 @@ def test_a_resource_is_a_name(name: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_typed_word_stays_within_its_comment(tmp_path: Path) -> None:
     words = [*KUBERAY, *SERVICE, "--out", str(tmp_path)]
     heading = "render a\nkind: Evil\x1b[2J\x85b"
-    hosts = files.Hosts("a", ("b",), ())
+    hosts = {"head": ["a"]}
     text = "".join(files.systemd(hosts, (), {}, heading, "/opt/x", True).values())
     assert [line for line in text.splitlines() if "Evil" in line and not line.startswith("# ")] == []
     assert "\x1b" not in text
@@ -447,8 +452,9 @@ def test_a_name_that_leads_elsewhere_is_refused_with_its_flag(form: str, text: s
 
 
 def test_kubernetes_expands_no_variable_in_a_value() -> None:
-    site = KubernetesSite(image=f"ray:2@sha256:{'0' * 64}")
-    (text,) = kuberay(site, [], load([]).hardware, {"A": "$(SECRET) and $HOME"}, "", None).values()
+    site = {"image": IMAGE, "name": "n", "namespace": "d", "token_secret": "", "memory": "1Gi"}
+    site |= {"weights": "pvc:weights", "groups": "44"}
+    (text,) = files.kuberay(site, [], True, {"A": "$(SECRET) and $HOME"}, "", None).values()
     _, made = yaml.safe_load_all(text)
     container = made["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     assert {"name": "A", "value": "$$(SECRET) and $HOME"} in container["env"]
