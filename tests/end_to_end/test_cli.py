@@ -41,12 +41,11 @@ def run(verb: str, *words: str, timeout: float = 600) -> subprocess.CompletedPro
     return subprocess.run(command(verb, *words), cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 
-@pytest.mark.slow
-def test_what_is_refused_starts_nothing(tmp_path: Path) -> None:
+def test_what_is_refused_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
-    done = run("sweep", f"out={tmp_path}", "run=mine")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "exists; choose another run=NAME" in done.stderr and done.stderr.count("\n") == 1
+    assert main(["sweep", f"out={tmp_path}", "run=mine"]) == 2
+    out, err = capsys.readouterr()
+    assert not out and "exists; choose another run=NAME" in err and err.count("\n") == 1
     assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
 
 
@@ -160,18 +159,17 @@ def test_the_help_of_a_verb_has_its_own_flags(verb: str, capsys: pytest.CaptureF
     ]
 
 
-@pytest.mark.parametrize("words", ["loadgen sweep", "analysis plan", "maxqps"])
-def test_help_brings_nothing_heavy(words: str) -> None:
-    room, *verb = words.split()
-    code = (
-        f"import sys, {room}.__main__\n"
-        f"try: {room}.__main__.main([*{verb}, '--help'])\n"
-        "except SystemExit: pass\n"
-        "print(*sys.modules)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(ran.stdout.splitlines()[-1].split())
-    assert not loaded & {"numpy", "pyarrow", "numba", "ray", "rich", "analysis.results"}
+SLOW = {"matplotlib", "pandas", "duckdb", "polars", "jinja2", "ray", "numba"}
+HELP = "import {0}.__main__\ntry: {0}.__main__.main([*{1}, '--help'])\nexcept SystemExit: pass"
+HELPS = [HELP.format(*words) for words in (("loadgen", ["sweep"]), ("analysis", ["plan"]), ("maxqps", []))]
+OF_HELP = SLOW | {"numpy", "pyarrow", "rich", "analysis.results"}
+
+
+@pytest.mark.parametrize(("code", "heavy"), [*((code, OF_HELP) for code in HELPS), ("import analysis", SLOW)])
+def test_help_and_an_import_in_a_notebook_bring_nothing_heavy(code: str, heavy: set[str]) -> None:
+    command = [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules)"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert not set(ran.stdout.splitlines()[-1].split()) & heavy
 
 
 @pytest.mark.parametrize("line", DRY)

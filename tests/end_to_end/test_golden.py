@@ -274,12 +274,3 @@ def test_a_selection_is_that_of_the_whole_table_also_of_a_killed_run(
         expected = expected if columns is None else expected.select(columns)
         found = run.requests(columns=columns, **question)
         assert found.equals(expected) and found.schema.equals(expected.schema, check_metadata=True)
-
-
-HEAVY = ("matplotlib", "pandas", "duckdb", "polars", "jinja2", "ray", "numba")
-
-
-def test_importing_analysis_brings_nothing_that_a_notebook_must_wait_for() -> None:
-    code = f"import sys, analysis; print([name for name in {HEAVY} if name in sys.modules])"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"

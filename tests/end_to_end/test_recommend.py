@@ -56,15 +56,8 @@ def test_the_shapes_are_in_order_with_nodes_and_probabilities(verdict: Recommend
     assert (first.gpus, first.draws, first.usd_per_hour) == (8, DRAWS, 16.0 * first.nodes)
     q = first.qps_per_node
     assert q.low and q.high and q.low < q.value < q.high
+    assert first.nodes - 1 < 200 / (0.85 * q.low) <= first.nodes, "as a plan on the same capacity has it"
     assert first.shape == "2 x TP4/EP4" and "model.step_time.layout_scale" in first.assumed
-
-
-@pytest.mark.slow
-def test_planned_nodes_are_those_of_a_plan_on_the_same_capacity(verdict: RecommendationVerdict) -> None:
-    first = verdict.rankings[0].first
-    assert first.qps_per_node.low
-    needed = 200 / (first.qps_per_node.low * 0.85)
-    assert first.nodes - 1 < needed <= first.nodes
 
 
 @pytest.mark.slow
@@ -81,9 +74,13 @@ def test_every_proposal_is_a_command_that_runs(
 
 
 @pytest.mark.slow
-def test_a_saved_answer_is_shown_and_cannot_be_recomputed(
-    tree: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_saved_answer_is_the_verdict_is_shown_and_cannot_be_recomputed(
+    tree: dict[str, Any],
+    verdict: RecommendationVerdict,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    assert tree["exit_code"] == 0 and to_tree(verdict) | {"event": "result"} == tree
     file = tmp_path / "answer.json"
     file.write_text(json.dumps(tree))
     assert analysis(["show", str(file)]) == 0
@@ -93,12 +90,6 @@ def test_a_saved_answer_is_shown_and_cannot_be_recomputed(
         "; dp2_tp4_ep4 (2 x TP4/EP4, 8192 tokens a step)"
     )
     assert analysis(["show", str(file), "--recompute"]) == 2
-
-
-@pytest.mark.slow
-def test_json_is_the_verdict_and_is_read_back(tree: dict[str, Any], verdict: RecommendationVerdict) -> None:
-    assert tree["event"] == "result" and tree["exit_code"] == 0
-    assert to_tree(verdict) == {key: value for key, value in tree.items() if key != "event"}
 
 
 @pytest.mark.slow

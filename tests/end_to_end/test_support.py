@@ -20,37 +20,32 @@ def verdict(code: int, *void: str) -> dict[str, Any]:
     return {"exit_code": code, "windows": windows, "reason": f"{void[0]}: why" if void else ""}
 
 
-BUSY = verdict(summary.EXIT_VOID, "engine_late")
+BUSY, OPEN, OK = (
+    verdict(summary.EXIT_VOID, "engine_late"),
+    verdict(summary.EXIT_OPEN),
+    verdict(summary.EXIT_OK),
+)
+WRONG, LOST = verdict(summary.EXIT_OK, "wrong_prompts"), verdict(summary.EXIT_VOID, "replica_lost")
 
 
-@pytest.mark.parametrize("void", range(tries.TRIES))
-def test_a_valid_run_ends_the_tries(void: int) -> None:
-    runs = [*([BUSY] * void), verdict(summary.EXIT_OK)]
-    assert tries.valid(lambda number: runs[number]) is runs[void]
-
-
-def test_three_void_runs_fail() -> None:
-    with pytest.raises(AssertionError, match="no valid run in 3 tries: .*engine_late"):
-        tries.valid(lambda _: BUSY)
-
-
-def test_an_open_end_is_repeated_where_both_ends_are_wanted() -> None:
-    runs = [verdict(summary.EXIT_OPEN), verdict(summary.EXIT_OK)]
-    assert tries.valid(lambda number: runs[number], enough=tries.bracketed) is runs[1]
+@pytest.mark.parametrize("runs", [[OK], [BUSY, OK], [BUSY, BUSY, OK], [OPEN, OK]])
+def test_a_valid_run_with_both_ends_ends_the_tries(runs: list[dict[str, Any]]) -> None:
+    assert tries.valid(lambda number: runs[number], enough=tries.bracketed) is OK
 
 
 @pytest.mark.parametrize(
-    "tree", [verdict(summary.EXIT_OK, "wrong_prompts"), verdict(summary.EXIT_VOID, "replica_lost")]
+    ("tree", "why"),
+    [
+        (BUSY, "no valid run in 3 tries: .*engine_late"),
+        (WRONG, "void for"),  # no busy machine gives this reason
+        (LOST, "void for"),
+        ({**BUSY, "reason": "vetoed: the 5 % quantile was held"}, "vetoed"),
+    ],
 )
-def test_a_reason_that_no_busy_machine_gives_fails_at_once(tree: dict[str, Any]) -> None:
-    with pytest.raises(AssertionError, match="void for"):
+def test_void_runs_and_other_reasons_than_a_busy_machines_fail(tree: dict[str, Any], why: str) -> None:
+    with pytest.raises(AssertionError, match=why):
         tries.valid(lambda _: tree)
-    tries.refuse_other_reasons(tree, also=("wrong_prompts", "replica_lost"))
-
-
-def test_a_run_that_is_void_as_a_whole_needs_a_reason_too() -> None:
-    with pytest.raises(AssertionError, match="vetoed"):
-        tries.valid(lambda _: {**BUSY, "reason": "vetoed: the 5 % quantile was held"})
+    tries.refuse_other_reasons(tree, also=("wrong_prompts", "replica_lost", "vetoed"))
 
 
 @pytest.mark.slow
