@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.utils.network_utils import get_ip
 from vllm.v1.request import RequestStatus
 
-from serve_apps.vllm_emulated.kv_transfer import Hold, Load, Orders, Peer, Push, addressed
+from serve_apps.vllm_emulated.kv_transfer import Order, Peer, addressed
 
 NOTIFY_PORT = 61005
 """MoRI-IO's default (vLLM, moriio_common.py)."""
@@ -27,7 +27,7 @@ NOTIFY_PORT = 61005
 class Ordered(KVConnectorMetadata):  # type: ignore[misc]  # vLLM has no types here
     """The orders of one step."""
 
-    orders: Orders = field(default_factory=Orders)
+    orders: list[Order] = field(default_factory=list)
 
 
 class _Connector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -39,7 +39,7 @@ class _Connector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._at = address(vllm_config.kv_transfer_config)
         self._engine_id = vllm_config.kv_transfer_config.engine_id
         self._tensor_parallel = vllm_config.parallel_config.tensor_parallel_size
-        self._orders = Orders()
+        self._orders: list[Order] = []
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """All tokens of a remote prompt that are not here yet; vLLM computes the last one again itself."""
@@ -55,10 +55,10 @@ class _Connector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         elif self._writes and _requests(request, "do_remote_decode"):
             peer = addressed(request.request_id, to_prefill=False)
             if peer is not None:
-                self._orders.pushes.append(Push(request.request_id, self._key(request), peer))
+                self._orders.append(Order("push", request.request_id, self._key(request), peer))
 
     def build_connector_meta(self, scheduler_output: Any) -> Ordered:
-        ordered, self._orders = Ordered(self._orders), Orders()
+        ordered, self._orders = Ordered(self._orders), []
         return ordered
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -72,7 +72,7 @@ class _Connector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         ):
             return False, None
         key = self._key(request)
-        self._orders.holds.append(Hold(request.request_id, key))
+        self._orders.append(Order("hold", request.request_id, key))
         return True, {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -96,7 +96,7 @@ class _Connector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     start_load_kv = wait_for_layer_load = save_kv_layer = wait_for_save = _no_worker
 
     def _load(self, request: Any, source: Peer, tokens: int) -> None:
-        self._orders.loads.append(Load(request.request_id, self._key(request), tokens, source))
+        self._orders.append(Order("load", request.request_id, self._key(request), source, tokens))
         # Once: a request that is preempted computes its prompt itself.
         request.kv_transfer_params["do_remote_prefill"] = False
 

@@ -4,10 +4,9 @@ differences of time, because the clocks of engines differ. Nothing is copied."""
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import zmq
 
@@ -33,6 +32,9 @@ class Peer(NamedTuple):
     port: int
 
 
+NOBODY = Peer("", 0)
+
+
 class Notice(NamedTuple):
     """`release`: the blocks of `key` are read at `until_s`. `computed`: it is, from `since_s` to `until_s`.
 
@@ -45,54 +47,19 @@ class Notice(NamedTuple):
     until_s: float
 
 
-class Load(NamedTuple):
-    """A prompt whose blocks a decode engine has taken; with 0 tokens there is nothing to wait for."""
+class Order(NamedTuple):
+    """A request of the scheduler's side of the connector to the workers' side, with one step.
 
+    `load`: a decode engine has taken blocks for a prompt of `peer`; with 0 tokens there is nothing to wait
+    for. `push`: a prefill engine computes a prompt for `peer`, which waits already (write mode). `hold`: a
+    prompt is computed, and its blocks stay until they are read.
+    """
+
+    kind: Literal["load", "push", "hold"]
     request_id: str
     key: str
-    tokens: int
-    peer: Peer
-
-
-class Push(NamedTuple):
-    """A prompt that a prefill engine computes for a decode engine that waits already (write mode)."""
-
-    request_id: str
-    key: str
-    peer: Peer
-
-
-class Hold(NamedTuple):
-    """A prompt that is computed and whose blocks stay until they are read."""
-
-    request_id: str
-    key: str
-
-
-@dataclass(slots=True)
-class Orders:
-    """Requests of the scheduler's side of the connector to the workers' side with one step."""
-
-    loads: list[Load] = field(default_factory=list)
-    pushes: list[Push] = field(default_factory=list)
-    holds: list[Hold] = field(default_factory=list)
-
-
-class Finished(NamedTuple):
-    """Requests by vLLM's names of them: blocks that may be released, and KV that has arrived."""
-
-    sending: set[str]
-    recving: set[str]
-
-
-class _Taken(NamedTuple):
-    load: Load
-    at_s: float
-
-
-class _Held(NamedTuple):
-    request_id: str
-    until_s: float
+    peer: Peer = NOBODY
+    tokens: int = 0
 
 
 class Transfers:
@@ -107,25 +74,26 @@ class Transfers:
         self._writes = writes
         self._send = send
         self._arriving: dict[str, float] = {}
-        self._taken: dict[str, _Taken] = {}
-        self._computing: dict[str, tuple[Push, float | None]] = {}
-        self._held: dict[str, _Held] = {}
+        self._taken: dict[str, tuple[Order, float]] = {}
+        self._computing: dict[str, tuple[Order, float | None]] = {}
+        self._held: dict[str, tuple[str, float]] = {}
         self._early: dict[tuple[str, str], Notice] = {}
 
-    def order(self, orders: Orders, now_s: float) -> None:
+    def order(self, orders: Iterable[Order], now_s: float) -> None:
         """Begin the transfers that a step orders."""
-        self._computing.update((push.request_id, (push, None)) for push in orders.pushes)
-        for hold in orders.holds:
-            self._held[hold.key] = _Held(hold.request_id, now_s + HOLD_S)
-            self._heard_early(RELEASE, hold.key, now_s)
-        for load in orders.loads:
-            if not load.tokens:
-                self._send(load.peer, Notice(RELEASE, load.key, 0.0, 0.0))
+        for order in orders:
+            if order.kind == "push":
+                self._computing[order.request_id] = order, None
+            elif order.kind == "hold":
+                self._held[order.key] = order.request_id, now_s + HOLD_S
+                self._heard_early(RELEASE, order.key, now_s)
+            elif not order.tokens:
+                self._send(order.peer, Notice(RELEASE, order.key, 0.0, 0.0))
             elif self._writes:
-                self._taken[load.key] = _Taken(load, now_s)
-                self._heard_early(COMPUTED, load.key, now_s)
+                self._taken[order.key] = order, now_s
+                self._heard_early(COMPUTED, order.key, now_s)
             else:
-                self._arrive(load, self._link.end_s(now_s, now_s, now_s, load.tokens), now_s)
+                self._arrive(order, self._link.end_s(now_s, now_s, now_s, order.tokens), now_s)
 
     def step(self, samples: Mapping[str, bool], begin_s: float, end_s: float, now_s: float) -> None:
         """Note the prompts of a step from `begin_s` to `end_s`; `samples` says of each if it completes it.
@@ -156,15 +124,18 @@ class Transfers:
         if len(self._early) > MOST_EARLY:
             del self._early[next(iter(self._early))]
 
-    def finished(self, now_s: float) -> Finished:
-        """The requests whose transfer has ended by `now_s`; each is named once."""
+    def finished(self, now_s: float) -> tuple[set[str], set[str]]:
+        """Requests whose transfer has ended by `now_s`, each once, by vLLM's names of them.
+
+        First those whose blocks may be released, then those whose KV has arrived.
+        """
         arrived = {name for name, at_s in self._arriving.items() if at_s <= now_s}
-        read = {key for key, held in self._held.items() if held.until_s <= now_s}
-        lost = {key for key, taken in self._taken.items() if taken.at_s + HOLD_S <= now_s}
+        read = {key for key, (_, until_s) in self._held.items() if until_s <= now_s}
+        lost = {key for key, (_, taken_s) in self._taken.items() if taken_s + HOLD_S <= now_s}
         for name in arrived:
             del self._arriving[name]
-        sent = {self._held.pop(key).request_id for key in read}
-        return Finished(sent, arrived | {self._taken.pop(key).load.request_id for key in lost})
+        sent = {self._held.pop(key)[0] for key in read}
+        return sent, arrived | {self._taken.pop(key)[0].request_id for key in lost}
 
     def _heard_early(self, kind: str, key: str, now_s: float) -> None:
         notice = self._early.pop((kind, key), None)
@@ -173,13 +144,13 @@ class Transfers:
 
     def _heard(self, notice: Notice, now_s: float) -> None:
         if notice.kind == RELEASE:
-            self._held[notice.key] = self._held[notice.key]._replace(until_s=notice.until_s)
+            self._held[notice.key] = self._held[notice.key][0], notice.until_s
             return
         load, at_s = self._taken.pop(notice.key)
         end_s = self._link.end_s(notice.since_s, notice.until_s, at_s, load.tokens)
         self._arrive(load, end_s, now_s)
 
-    def _arrive(self, load: Load, end_s: float, now_s: float) -> None:
+    def _arrive(self, load: Order, end_s: float, now_s: float) -> None:
         self._arriving[load.request_id] = end_s
         self._send(load.peer, Notice(RELEASE, load.key, 0.0, end_s - now_s))
 

@@ -2,7 +2,7 @@
 presets are published_recipes.yaml."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -49,34 +49,12 @@ class Published:
         return f"{self.replicas_per_node} x TP{self.tensor_parallel}{experts}"
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Arguments of vLLM by their Python names, and environment variables."""
-
-    args: Mapping[str, Any]
-    env: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedRecipes:
-    """The tables: recipes, profiles by name, our preset, and what it adds for a model by name."""
-
-    recipes: tuple[Published, ...]
-    profiles: Mapping[str, dict[str, Any]]
-    modern: Settings
-    modern_models: Mapping[str, Settings]
-
-
 @cache
-def tables() -> PublishedRecipes:
-    """The tables, read once."""
+def tables() -> Mapping[str, Any]:
+    """published_recipes.yaml, read once, with the `recipes` as `Published`."""
     tree = bounded_yaml.read(Path(__file__).with_name("published_recipes.yaml").read_text())
-    return PublishedRecipes(
-        tuple(_recipe(tree["bases"][row.pop("base")], row) for row in tree["recipes"]),
-        tree["profiles"],
-        Settings(**tree["modern"]),
-        {name: Settings(**row) for name, row in tree["modern_models"].items()},
-    )
+    recipes = tuple(_recipe(tree["bases"][row.pop("base")], row) for row in tree["recipes"])
+    return {**tree, "recipes": recipes}
 
 
 def _recipe(base: Mapping[str, Any], row: Mapping[str, Any]) -> Published:
@@ -87,7 +65,7 @@ def _recipe(base: Mapping[str, Any], row: Mapping[str, Any]) -> Published:
 
 def published(model: Model, layout: Layout) -> Published:
     """Published settings of the model and layout. Raises ValueError with the known ones if there are none."""
-    recipes = tables().recipes
+    recipes: Sequence[Published] = tables()["recipes"]
     of_model = [recipe for recipe in recipes if recipe.model == model.name]
     if not of_model:
         names = ", ".join(sorted({recipe.model for recipe in recipes}))
@@ -153,7 +131,7 @@ def _resolved(draft: VllmDeployment, hardware: Hardware | None, side: Side | Non
     """The recipe of one engine, in a split layout of one `side`; `draft` has the user's own words."""
     engine, version = draft.engine, draft.version
     base = _base(draft)
-    args = base.args | tables().profiles[engine.profile] | draft.layout.step_limits
+    args = base.args | tables()["profiles"][engine.profile] | draft.layout.step_limits
     env, own_args = base.env, draft.args
     if side is not None and draft.split is not None:
         transfer = kv_transfer.arguments(draft.split, side, version)
@@ -245,9 +223,8 @@ def _base(draft: VllmDeployment) -> Recipe:
 def _modern(draft: VllmDeployment) -> Recipe:
     """Today's preset, by the facts of the model, with its published settings that are still valid."""
     model, layout = draft.model, draft.layout
-    preset = tables().modern
-    own = tables().modern_models.get(model.name, Settings({}, {}))
-    env = {**preset.env, **own.env} if draft.amd else {}
+    preset, own = tables()["modern"], tables()["modern_models"].get(model.name, {"args": {}, "env": {}})
+    env = {**preset["env"], **own["env"]} if draft.amd else {}
     args: dict[str, Any] = {"tensor_parallel_size": draft.tp}
     if layout.data_parallel > 1:
         args["data_parallel_size"] = layout.data_parallel
@@ -255,7 +232,7 @@ def _modern(draft: VllmDeployment) -> Recipe:
         args["enable_expert_parallel"] = True
     if model.kv_cache == "fp8" and not draft.mla:
         args["kv_cache_dtype"] = "fp8"
-    args |= {**preset.args, **own.args}
+    args |= {**preset["args"], **own["args"]}
     args["max_model_len"] = min(args["max_model_len"], model.max_context_tokens)
     if draft.checkpoint == "fbgemm_fp8" and draft.version >= DEPRECATED:
         args["allow_deprecated_quantization"] = True

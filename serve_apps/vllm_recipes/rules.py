@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 from conf.io import bounded_yaml
 from conf.specs.experiment import Layout, Model, VllmEngine
@@ -262,41 +262,24 @@ NOTED: Mapping[str, Condition] = {
 }
 
 
-class RecipeRule(NamedTuple):
-    """A deployment for which `when` is true is refused, or gets a note; the texts are a row of rules.yaml."""
-
-    when: Condition
-    message: str
-    source: str
-
-
-class RecipeRules(NamedTuple):
-    """The rules by name."""
-
-    refused: Mapping[str, RecipeRule]
-    noted: Mapping[str, RecipeRule]
-
-
 @cache
-def rules() -> RecipeRules:
-    """All rules, their texts read once."""
-    texts = bounded_yaml.read(Path(__file__).with_suffix(".yaml").read_text())
-
-    def ruled(kind: str, conditions: Mapping[str, Condition]) -> dict[str, RecipeRule]:
-        return {name: RecipeRule(when, **texts[kind][name]) for name, when in conditions.items()}
-
-    return RecipeRules(ruled("refused", REFUSED), ruled("noted", NOTED))
+def texts() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+    """The `message` and the `source` of each rule by its name, of those `refused` and of those `noted`."""
+    tree: Mapping[str, Any] = bounded_yaml.read(Path(__file__).with_suffix(".yaml").read_text())
+    return tree
 
 
-def messages(table: Mapping[str, RecipeRule], deployment: VllmDeployment) -> list[str]:
-    """The messages of the rules that apply to a deployment."""
+def messages(kind: Literal["refused", "noted"], deployment: VllmDeployment) -> list[str]:
+    """The messages of the rules of a kind that apply to a deployment."""
     facts = {name: getattr(deployment, name) for name in dir(deployment) if not name.startswith("_")}
-    return [rule.message.format_map(facts) for rule in table.values() if rule.when(deployment)]
+    conditions = REFUSED if kind == "refused" else NOTED
+    applying = (name for name, when in conditions.items() if when(deployment))
+    return [texts()[kind][name]["message"].format_map(facts) for name in applying]
 
 
 def refuse(deployment: VllmDeployment) -> None:
     """Raise ValueError with the first contradiction in one line: what, why and the remedy."""
-    lines = messages(rules().refused, deployment)
+    lines = messages("refused", deployment)
     lines += vllm_flags.rejected(deployment.args, deployment.version)
     lines += filter(None, [vllm_flags.misspelt(deployment.args, deployment.version)])
     if lines:
@@ -311,7 +294,7 @@ def notes(deployment: VllmDeployment) -> list[str]:
         f"engine.args.{name} is no argument of vLLM {read}, the newest that was read: vLLM's parser judges it"
         for name in vllm_flags.unread(deployment.args)
     ]
-    return ignored + newer + messages(rules().noted, deployment)
+    return ignored + newer + messages("noted", deployment)
 
 
 def is_on(value: str) -> bool:

@@ -16,18 +16,23 @@ Version = tuple[int, int, int]
 OLDEST: Version = (0, 9, 2)
 NEWEST: Version = (0, 33, 0)
 """The versions whose sources were read. Others are served with a note."""
+NEVER: Version = (999, 0, 0)
 NEWEST_READ: Version = (0, 32, 0)
 """The newest version whose parser's names were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A name that versions `first` to `last` know, both included; None is an end that was not read."""
+    """A name that versions `first` to `last` know, both included; None is an end that was not read.
+
+    A key of compilation_config did something up to `last`, or never, and from `rejected` on it is an error.
+    """
 
     name: str
     remedy: str
     first: Version | None = None
     last: Version | None = None
+    rejected: Version = NEVER
 
     def known_to(self, version: Version) -> bool:
         return (self.first is None or version >= self.first) and (self.last is None or version <= self.last)
@@ -40,49 +45,18 @@ class Known:
         return f"vLLM {text(version)} does not know it yet (first in {text(self.first)})"
 
 
-@dataclass(frozen=True, slots=True)
-class CompilationKey:
-    """A key of compilation_config that did something up to `honoured` and is rejected from `rejected` on.
-
-    Between them the key is ignored; `honoured` is None if it never did anything.
-    """
-
-    name: str
-    remedy: str
-    rejected: Version
-    honoured: Version | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class VllmFlags:
-    """The table vllm_flags.yaml; the names of `values` are ARGUMENT=VALUE."""
-
-    arguments: tuple[Known, ...]
-    values: tuple[Known, ...]
-    compilation_keys: tuple[CompilationKey, ...]
-    variables: tuple[Known, ...]
-    never_read: Mapping[str, str]
-    argument_names: frozenset[str]
-
-
 @cache
-def flags() -> VllmFlags:
-    """The table of flags, read once."""
+def flags() -> Mapping[str, Any]:
+    """The table vllm_flags.yaml, read once; the names of `values` are ARGUMENT=VALUE."""
     tree = bounded_yaml.read(Path(__file__).with_suffix(".yaml").read_text())
-    arguments = _rows(Known, tree["arguments"])
-    return VllmFlags(
-        arguments,
-        _rows(Known, tree["values"]),
-        _rows(CompilationKey, tree["compilation_keys"]),
-        _rows(Known, tree["variables"]),
-        tree["never_read"],
-        frozenset(tree["argument_names"].split()) | {argument.name for argument in arguments},
-    )
+    tables = {kind: _rows(tree[kind]) for kind in ("arguments", "values", "compilation_keys", "variables")}
+    names = {*tree["argument_names"].split(), *tree["arguments"]}
+    return {**tables, "never_read": tree["never_read"], "argument_names": frozenset(names)}
 
 
-def _rows(kind: type[Any], rows: Mapping[str, Mapping[str, str]]) -> tuple[Any, ...]:
+def _rows(rows: Mapping[str, Mapping[str, str]]) -> tuple[Known, ...]:
     return tuple(
-        kind(name, **{key: word if key == "remedy" else parse(word) for key, word in row.items()})
+        Known(name, **{key: word if key == "remedy" else parse(word) for key, word in row.items()})  # type: ignore[arg-type]
         for name, row in rows.items()
     )
 
@@ -106,13 +80,13 @@ def argument_name(word: str) -> str:
 
 def knows(argument: str, version: Version) -> bool:
     """True if a vLLM of this version takes an argument, as far as the table says."""
-    return all(known.known_to(version) for known in flags().arguments if known.name == argument)
+    return all(known.known_to(version) for known in flags()["arguments"] if known.name == argument)
 
 
 def rejected(args: Mapping[str, Any], version: Version) -> list[str]:
     """Sentences with a remedy about what keeps a vLLM of this version from starting."""
     given = {*args, *(f"{name}={value}" for name, value in args.items())}
-    listed = (*flags().arguments, *flags().values)
+    listed = (*flags()["arguments"], *flags()["values"])
     keys = compilation(args)
     return [
         f"engine.args.{known.name}: {known.unknown(version)}; {known.remedy}"
@@ -121,7 +95,7 @@ def rejected(args: Mapping[str, Any], version: Version) -> list[str]:
     ] + [
         f"compilation_config.{key.name}: vLLM {text(version)} rejects it, as do all from "
         f"{text(key.rejected)} on; {key.remedy}"
-        for key in flags().compilation_keys
+        for key in flags()["compilation_keys"]
         if key.name in keys and version >= key.rejected
     ]
 
@@ -131,20 +105,22 @@ def ignored(args: Mapping[str, Any], env: Mapping[str, str], version: Version) -
     keys = compilation(args)
     lines = [
         f"compilation_config.{key.name} has no effect in vLLM {text(version)}; {key.remedy}"
-        for key in flags().compilation_keys
-        if key.name in keys and version < key.rejected and (key.honoured is None or version > key.honoured)
+        for key in flags()["compilation_keys"]
+        if key.name in keys and version < key.rejected and (key.last is None or version > key.last)
     ]
     lines += [
         f"{known.name} is ignored: {known.unknown(version)}; {known.remedy}"
-        for known in flags().variables
+        for known in flags()["variables"]
         if known.name in env and not known.known_to(version)
     ]
-    return lines + [f"{name} {why}; leave it out" for name, why in flags().never_read.items() if name in env]
+    return lines + [
+        f"{name} {why}; leave it out" for name, why in flags()["never_read"].items() if name in env
+    ]
 
 
 def unknown_variables(env: Mapping[str, str], version: Version) -> list[str]:
     """Variables in `env` that a vLLM of this version does not know although they look like its own."""
-    return [known.name for known in flags().variables if known.name in env and not known.known_to(version)]
+    return [known.name for known in flags()["variables"] if known.name in env and not known.known_to(version)]
 
 
 def misspelt(names: Iterable[str], version: Version) -> str:
@@ -153,7 +129,7 @@ def misspelt(names: Iterable[str], version: Version) -> str:
     A version after those that were read may have new arguments: then a name is refused only if it resembles
     a known one.
     """
-    known = sorted(flags().argument_names)
+    known = sorted(flags()["argument_names"])
     for name in unread(names):
         near = nearest(name, known)
         if near or version <= NEWEST_READ:
@@ -166,7 +142,7 @@ def misspelt(names: Iterable[str], version: Version) -> str:
 
 def unread(names: Iterable[str]) -> list[str]:
     """Names that are no argument of any version that was read."""
-    return [name for name in names if name not in flags().argument_names]
+    return [name for name in names if name not in flags()["argument_names"]]
 
 
 def compilation(args: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def rejects(parse: Parse, *words: str) -> bool:
 @pytest.mark.parametrize("model, layout", list(product(MODELS, LAYOUTS)))
 def test_the_parser_takes_every_recipe_that_is_accepted(model: str, layout: str, parse: Parse) -> None:
     asked = specs(f"model={model}", f"layout={layout}", "engine.server=process")
-    for profile in tables().profiles:
+    for profile in tables()["profiles"]:
         chosen = replace(asked, engine=replace(asked.engine, profile=profile))
         try:
             recipe = resolved(chosen)
@@ -88,15 +88,15 @@ VALUES = {"swap_space": "16", "num_scheduler_steps": "10", "max_num_partial_pref
 }
 
 
-@pytest.mark.parametrize("known", vllm_flags.flags().arguments, ids=lambda known: known.name)
+@pytest.mark.parametrize("known", vllm_flags.flags()["arguments"], ids=lambda known: known.name)
 def test_flags_are_rejected_by_the_versions_said_to(known: vllm_flags.Known, parse: Parse) -> None:
     value = VALUES.get(known.name)
     words = [f"--{known.name.replace('_', '-')}", *([value] if value else [])]
     assert rejects(parse, *words) == (not known.known_to(vllm_flags.parse(VERSION)))
 
 
-@pytest.mark.parametrize("key", vllm_flags.flags().compilation_keys, ids=lambda key: key.name)
-def test_compilation_keys_are_rejected(key: vllm_flags.CompilationKey, parse: Parse) -> None:
+@pytest.mark.parametrize("key", vllm_flags.flags()["compilation_keys"], ids=lambda key: key.name)
+def test_compilation_keys_are_rejected(key: vllm_flags.Known, parse: Parse) -> None:
     assert vllm_flags.parse(VERSION) >= key.rejected
     assert rejects(parse, "--compilation-config", f'{{"{key.name}": 0}}')
 
@@ -134,7 +134,7 @@ def test_kimis_processor_is_loaded_as_the_flag_says() -> None:
     assert "trust_remote_code=self.ctx.model_config.trust_remote_code" in Path(result.origin).read_text()
 
 
-@pytest.mark.parametrize("known", vllm_flags.flags().variables, ids=lambda known: known.name)
+@pytest.mark.parametrize("known", vllm_flags.flags()["variables"], ids=lambda known: known.name)
 def test_variables_are_known_to_the_versions_said_to(known: vllm_flags.Known) -> None:
     assert (known.name in envs.environment_variables) == known.known_to(vllm_flags.parse(VERSION))
 
@@ -145,7 +145,7 @@ def test_every_variable_of_a_modern_recipe_is_known() -> None:
             assert not name.startswith("VLLM_") or name in envs.environment_variables, name
 
 
-@pytest.mark.parametrize("printed", tables().recipes, ids=lambda printed: f"{printed.model}-{printed.cut}")
+@pytest.mark.parametrize("printed", tables()["recipes"], ids=lambda printed: f"{printed.model}-{printed.cut}")
 def test_published_flags_are_parsed_or_refused_as_said(printed: Any, parse: Parse) -> None:
     """One by one, vLLM stops at those that are refused here and at no other."""
     refused = set()
@@ -195,7 +195,7 @@ def test_arguments_are_fields_of_vllms_own() -> None:
 
 
 def test_every_argument_of_the_parser_is_known(parse: Parse) -> None:
-    assert set(vars(parse([]))) - {"help"} <= vllm_flags.flags().argument_names
+    assert set(vars(parse([]))) - {"help"} <= vllm_flags.flags()["argument_names"]
 
 
 SPLITS = [("1p1d_tp4_ep4", "moriio"), ("1p1d_tp4_ep4", "nixl"), ("2p1d", "nixl"), ("3p1d_tp2_ep2", "moriio")]

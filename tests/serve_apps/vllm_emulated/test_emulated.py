@@ -24,13 +24,9 @@ from serve_apps.vllm_emulated.kv_transfer import (
     HOLD_S,
     MOST_EARLY,
     RELEASE,
-    Finished,
-    Hold,
-    Load,
     Notice,
-    Orders,
+    Order,
     Peer,
-    Push,
     SideChannel,
     Transfers,
     addressed,
@@ -222,7 +218,7 @@ TRANSFER_SPECS = load(["engine=vllm_emulated", "layout=1p1d_tp4_ep4"])
 SECONDS = TransferSeconds.of(TRANSFER_SPECS.model, TRANSFER_SPECS.layout)
 TOKENS = 5600
 PREFILL, DECODE = Peer("10.0.0.1", 61005), Peer("10.0.0.2", 62005)
-NOTHING = Finished(set(), set())
+NOTHING: tuple[set[str], set[str]] = (set(), set())
 
 
 class Pair:
@@ -239,10 +235,10 @@ class Pair:
         to.hear(notice, self.now_s)
 
     def hold(self, name: str = "p") -> None:
-        self.prefill.order(Orders(holds=[Hold(name, f"key-{name}")]), self.now_s)
+        self.prefill.order([Order("hold", name, f"key-{name}")], self.now_s)
 
     def load(self, name: str = "d", key: str = "key-p", tokens: int = TOKENS) -> None:
-        self.decode.order(Orders(loads=[Load(name, key, tokens, PREFILL)]), self.now_s)
+        self.decode.order([Order("load", name, key, PREFILL, tokens)], self.now_s)
 
 
 def end_s(start_s: float, tokens: int = TOKENS) -> float:
@@ -256,8 +252,8 @@ def test_a_prompt_that_is_read_arrives_when_the_link_says_and_releases_its_block
     end = end_s(100.0)
     assert end - 100.0 == pytest.approx(SECONDS.work_s(TOKENS) + SECONDS.latency_s)
     assert pair.decode.finished(end - 1e-6) == pair.prefill.finished(end - 1e-6) == NOTHING
-    assert pair.decode.finished(end) == Finished(set(), {"d"})
-    assert pair.prefill.finished(end + 1e-9) == Finished({"p"}, set())
+    assert pair.decode.finished(end) == (set(), {"d"})
+    assert pair.prefill.finished(end + 1e-9) == ({"p"}, set())
     assert pair.decode.finished(end + 1) == pair.prefill.finished(end + 1) == NOTHING
 
 
@@ -266,15 +262,15 @@ def test_prompts_come_one_after_the_other() -> None:
     pair.load("d", "key-p")
     pair.load("e", "key-q")
     second = end_s(100.0) + SECONDS.work_s(TOKENS)
-    assert pair.decode.finished(second - 1e-6).recving == {"d"}
-    assert pair.decode.finished(second + 1e-6).recving == {"e"}
+    assert pair.decode.finished(second - 1e-6)[1] == {"d"}
+    assert pair.decode.finished(second + 1e-6)[1] == {"e"}
 
 
 def test_a_prompt_that_is_here_already_releases_its_blocks_at_once() -> None:
     pair = Pair()
     pair.hold()
     pair.load(tokens=0)
-    assert pair.prefill.finished(100.0).sending == {"p"}
+    assert pair.prefill.finished(100.0)[0] == {"p"}
     assert pair.decode.finished(1e9) == NOTHING
 
 
@@ -282,20 +278,20 @@ def test_a_release_may_come_before_the_blocks_are_known_to_be_held() -> None:
     pair = Pair()
     pair.load()
     pair.hold()
-    assert pair.prefill.finished(end_s(100.0) + 1e-9).sending == {"p"}
+    assert pair.prefill.finished(end_s(100.0) + 1e-9)[0] == {"p"}
 
 
 def test_blocks_that_nobody_reads_are_released_in_the_end() -> None:
     pair = Pair()
     pair.hold()
     assert pair.prefill.finished(100.0 + HOLD_S - 1) == NOTHING
-    assert pair.prefill.finished(100.0 + HOLD_S).sending == {"p"}
+    assert pair.prefill.finished(100.0 + HOLD_S)[0] == {"p"}
 
 
 @pytest.mark.parametrize("decode_first", [True, False])
 def test_a_prompt_that_is_written_ends_by_the_links_rule_whoever_knows_first(decode_first: bool) -> None:
     pair = Pair(writes=True)
-    pair.prefill.order(Orders(pushes=[Push("p", "key-p", DECODE)]), 100.0)
+    pair.prefill.order([Order("push", "p", "key-p", DECODE)], 100.0)
     pair.prefill.step({"other": True, "p": False}, 100.0, 100.2, 100.0)
     assert not pair.told
     acts = [pair.load, lambda: pair.prefill.step({"p": True}, 100.2, 100.6, 100.0)]
@@ -305,14 +301,14 @@ def test_a_prompt_that_is_written_ends_by_the_links_rule_whoever_knows_first(dec
     end = KvLink(SECONDS).end_s(100.0, 100.6, 100.0, TOKENS)
     assert end >= 100.6
     assert pair.decode.finished(end - 1e-6) == NOTHING
-    assert pair.decode.finished(end + 1e-9).recving == {"d"}
+    assert pair.decode.finished(end + 1e-9)[1] == {"d"}
     pair.hold()
-    assert pair.prefill.finished(end + 1e-9).sending == {"p"}
+    assert pair.prefill.finished(end + 1e-9)[0] == {"p"}
 
 
 def test_a_request_that_has_ended_is_told_nobody() -> None:
     pair = Pair(writes=True)
-    pair.prefill.order(Orders(pushes=[Push("p", "key-p", DECODE)]), 100.0)
+    pair.prefill.order([Order("push", "p", "key-p", DECODE)], 100.0)
     pair.prefill.forget({"p", "unknown"})
     pair.prefill.step({"p": True}, 100.0, 100.2, 100.0)
     assert not pair.told
@@ -321,7 +317,7 @@ def test_a_request_that_has_ended_is_told_nobody() -> None:
 def test_a_prompt_that_is_never_computed_gives_its_blocks_back() -> None:
     pair = Pair(writes=True)
     pair.load()
-    assert pair.decode.finished(100.0 + HOLD_S).recving == {"d"}
+    assert pair.decode.finished(100.0 + HOLD_S)[1] == {"d"}
 
 
 def test_notices_of_unknown_prompts_are_bounded() -> None:
@@ -330,7 +326,7 @@ def test_notices_of_unknown_prompts_are_bounded() -> None:
         pair.prefill.hear(Notice(RELEASE, f"key-{number}", 0.0, 0.0), 100.0)
     pair.hold("0")  # its notice was the oldest
     pair.hold("1")
-    assert pair.prefill.finished(100.0).sending == {"1"}
+    assert pair.prefill.finished(100.0)[0] == {"1"}
 
 
 def test_an_address_is_read_in_moriios_request_ids() -> None:

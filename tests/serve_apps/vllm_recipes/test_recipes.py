@@ -319,7 +319,7 @@ def test_a_name_like_no_other_may_be_a_newer_versions() -> None:
 
 
 def test_the_names_are_pythons() -> None:
-    assert all(name.isidentifier() and name == name.lower() for name in vllm_flags.flags().argument_names)
+    assert all(name.isidentifier() and name == name.lower() for name in vllm_flags.flags()["argument_names"])
 
 
 TINY = load(["model=tiny_qwen3_moe", "layout=dp1_tp1"]).model

@@ -9,7 +9,7 @@ import pytest
 
 from conf.specs.experiment import VllmEngine
 from serve_apps.vllm_recipes import recipes
-from serve_apps.vllm_recipes.rules import rules
+from serve_apps.vllm_recipes.rules import NOTED, REFUSED, texts
 from tests.support.words.recipe_words import (
     CPU,
     DEEPSEEK,
@@ -43,7 +43,6 @@ class Case(NamedTuple):
     changed: dict[str, Any] = {}  # noqa: RUF012 - read only
 
 
-REFUSED, NOTED = rules()
 OFFLOAD = ("engine.args.kv_offloading_backend=native", "engine.args.kv_offloading_size=64")
 TRANSFER = "engine.args.kv_transfer_config"
 OF_EIGHT = "layout.prefill={tensor_parallel: 8}"
@@ -190,9 +189,10 @@ CASES = {
 
 def test_every_rule_has_a_case_a_reason_and_a_source() -> None:
     assert set(CASES) == REFUSED.keys() ^ NOTED.keys()
-    for name, rule in {**REFUSED, **NOTED}.items():
-        fact, _, reason = rule.message.partition(": ")
-        assert fact and reason and rule.source, name
+    assert (texts()["refused"].keys(), texts()["noted"].keys()) == (REFUSED.keys(), NOTED.keys())
+    for name, rule in {**texts()["refused"], **texts()["noted"]}.items():
+        fact, _, reason = rule["message"].partition(": ")
+        assert fact and reason and rule["source"], name
         assert "; " in reason or name in NOTED, name
 
 
