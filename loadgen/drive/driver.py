@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from analysis.capacity.window_counts import Window, WindowCounts, count, in_window, waiting
 from analysis.live.state import WindowSoFar
-from loadgen.drive.load_feed import LoadFeed, LoadPlan, Past
-from loadgen.drive.loss_recovery import POLL_NS, LossRecovery, TargetLost
+from loadgen.drive.load_feed import POLL_NS, LoadFeed, LoadPlan, Past
+from loadgen.drive.loss_recovery import LossRecovery, TargetLost
 from loadgen.drive.service_loss import DEAD_LEAST, heard_ns, in_flight, silent
 from loadgen.drive.windows import WATCH_S, Windows, so_far
 from loadgen.fleet.target import Target
@@ -104,9 +104,11 @@ class Driver:
             fits = plan.rate_qps * self.plan.nodes * longest_s
             self.await_answers(last.index, self.windows.patience_s(), fits=fits)
 
-    def offer_piece(self, index: int, piece: int, rate_qps: float, seconds: float) -> tuple[int, int]:
+    def offer_piece(
+        self, index: int, piece: int, rate_qps: float, seconds: float, last: bool = False
+    ) -> tuple[int, int]:
         """Offer load ahead of a window (`LoadFeed.offer_piece`); raises TargetLost if nobody answers."""
-        span = self.feed.offer_piece(index, piece, rate_qps, seconds)
+        span = self.feed.offer_piece(index, piece, rate_qps, seconds, last)
         self.loss.refuse_dead(index)
         return span
 
@@ -203,8 +205,7 @@ class Driver:
             return
         seconds, index = min(RUN_OUT * last.median_e2e_s, self.windows.patience_s()), last.index + 1
         # A session that goes on draws the window itself.
-        self.feed.offer_piece(index, RUN_OUT_PIECE, last.rate_qps / self.plan.nodes, seconds, last=True)
-        self.loss.refuse_dead(index)
+        self.offer_piece(index, RUN_OUT_PIECE, last.rate_qps / self.plan.nodes, seconds, last=True)
 
     def recount_on(self, rows: pa.Table) -> None:
         """Count and judge every window again on the rows as they were saved, as whoever reads them would."""
@@ -222,19 +223,14 @@ class Driver:
         """
         feed = self.feed
         feed.target.retract()
-        began_ns = now_ns = feed.target.now_ns()
-        feed.wait_until(now_ns)
-        left = waited = self._left(index, until_done, fits)
-        while now_ns < began_ns + int(limit_s * NS) and left:
-            now_ns += POLL_NS
-            feed.wait_until(now_ns)
-            left = self._left(index, until_done, fits)
+        began_ns = feed.target.now_ns()
+        counts = feed.poll(lambda: self._left(index, until_done, fits), limit_s)
         feed.free_ns = max(feed.free_ns, feed.target.now_ns())
         rows = self.loss.answerable(index)
-        left += int(silent(rows).sum())
-        if min(waited, left) >= DEAD_LEAST and heard_ns(rows) < began_ns:
-            waited_s = (now_ns - began_ns) / NS
-            self.loss.lose(f"{waited} requests waited {waited_s:g} s without a token: the service hangs")
+        left = counts[-1] + int(silent(rows).sum())
+        if min(counts[0], left) >= DEAD_LEAST and heard_ns(rows) < began_ns:
+            waited_s = (len(counts) - 1) * POLL_NS / NS
+            self.loss.lose(f"{counts[0]} requests waited {waited_s:g} s without a token: the service hangs")
         if index >= 0:
             self.loss.refuse_dead(index)
 

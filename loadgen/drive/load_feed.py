@@ -228,6 +228,7 @@ def _mean(rows: list[dict[str, Any]], name: str) -> float | None:
 
 BRIDGE_NS = 1 * NS
 """Arrivals at the old rate go on this long (real) after a window, so that deciding never leaves a gap."""
+POLL_NS = NS // 2
 LEAD_NS = NS // 5
 """A schedule reaches the load actors at least this long (real) before its first send."""
 
@@ -337,6 +338,18 @@ class LoadFeed:
     def wait_until(self, until_ns: int) -> None:
         """Let time pass without new arrivals, and take in what is reported."""
         self._take(self.target.run(None, until_ns))
+
+    def poll(self, count: Callable[[], int], limit_s: float) -> list[int]:
+        """Offer nothing until a count, taken every half second, is 0 or time is over; returns the counts."""
+        now_ns = self.target.now_ns()
+        limit_ns = now_ns + int(limit_s * NS)
+        self.wait_until(now_ns)
+        counts = [count()]
+        while counts[-1] and now_ns < limit_ns:
+            now_ns += POLL_NS
+            self.wait_until(now_ns)
+            counts.append(count())
+        return counts
 
     def refresh(self) -> None:
         """Take in what is known by now."""

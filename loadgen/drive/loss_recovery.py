@@ -14,12 +14,10 @@ from analysis.rows import metrics
 from conf.host_outage import HostOutage
 from loadgen.drive import service_loss
 from loadgen.drive.load_feed import LoadFeed
-from loadgen.drive.service_loss import DEAD_LEAST, MOST_RECOVERIES, affected_windows, death, in_flight
+from loadgen.drive.service_loss import DEAD_LEAST, MOST_RECOVERIES, death, in_flight, outlived
 from loadgen.drive.windows import Windows
 from loadgen.search.window_plan import Stop
 from loadgen.traffic.schedule import NS
-
-POLL_NS = NS // 2
 
 
 class TargetLost(RuntimeError):
@@ -114,16 +112,16 @@ class LossRecovery:
             self._emit_lost(f"the service stays away: {still}", affected)
             self._invalidate(str(lost), lost_ns, affected)
             raise TargetLost(f"{lost}; {still}") from still
-        self._await_answers()
+        # What was in flight when the service was lost would count as the next window's queue.
+        index = len(self.windows.outcomes)
+        feed.poll(lambda: in_flight(self.answerable(index)), self.windows.patience_s())
         affected = self._affected(lost_ns)
         waited_s = (target.now_ns() - lost_ns) / NS / feed.plan.time_scale
         facts = {"reason": str(lost), "windows": affected, "waited_s": waited_s}
         self.recoveries.append(facts)
         self.emit("recovered", text=f"whole again after {waited_s:.0f} s: the search goes on", **facts)
         self._invalidate(str(lost), lost_ns, affected)
-        feed.free_ns = self.whole_ns = target.now_ns()
-        feed.uncharge(lost_ns)
-        self.first_window = len(self.windows.outcomes)
+        self._go_on(lost_ns)
         feed.plan = dataclasses.replace(feed.plan, replicas=replicas)
 
     def await_load_hosts(self) -> Stop | None:
@@ -140,19 +138,14 @@ class LossRecovery:
         if stop := feed.replace_actors(lasting):
             return stop
         self.windows.recount(feed.target.now_ns())
-        feed.free_ns = self.whole_ns = feed.target.now_ns()
-        feed.uncharge(since_ns)
-        self.first_window = len(self.windows.outcomes)
+        self._go_on(since_ns)
         return None
 
-    def _await_answers(self) -> None:
-        """Let end what was in flight when the service was lost: it would count as the next window's queue."""
-        now_ns, index = self.feed.target.now_ns(), len(self.windows.outcomes)
-        limit_ns = now_ns + int(self.windows.patience_s() * NS)
-        self.feed.refresh()
-        while now_ns < limit_ns and in_flight(self.answerable(index)):
-            now_ns += POLL_NS
-            self.feed.wait_until(now_ns)
+    def _go_on(self, since_ns: int) -> None:
+        """The service is whole now: the wait since an instant costs no budget, a first window follows."""
+        self.feed.free_ns = self.whole_ns = self.feed.target.now_ns()
+        self.feed.uncharge(since_ns)
+        self.first_window = len(self.windows.outcomes)
 
     def _emit_lost(self, text: str, affected: Iterable[int]) -> None:
         """Name the first window to be measured again by whoever resumes: the last one is never believed."""
@@ -160,9 +153,16 @@ class LossRecovery:
         self.emit("target_lost", text=text, last=min([last, *affected]))
 
     def _affected(self, lost_ns: int) -> list[int]:
-        windows, plan = self.windows, self.feed.plan
-        outcomes = windows.outcomes[self.first_window :]
-        return affected_windows(outcomes, windows.requests, plan.replicas, lost_ns, plan.time_scale)
+        """The last windows that may have felt a loss; no ramp step, which is judged at its end."""
+        windows, plan, indices = self.windows, self.feed.plan, list[int]()
+        for outcome in reversed(windows.outcomes[self.first_window :]):
+            rows = windows.requests(outcome.index)
+            if outcome.plan.kind == "ramp" or outlived(
+                rows, outcome.counts, plan.replicas, lost_ns, plan.time_scale
+            ):
+                break
+            indices.append(outcome.index)
+        return indices
 
     def _invalidate(self, reason: str, lost_ns: int, affected: Iterable[int]) -> None:
         """Void finished windows that felt a loss, and add the one that was open then, if any."""

@@ -221,10 +221,15 @@ def warm_caches(driver: Driver, plan: WindowPlan) -> None:
 
 
 def _load_pieces(driver: Driver, plan: WindowPlan, before_qps: float, overloaded: bool) -> list[WarmupPiece]:
-    wanted_qps, newcomers = plan.rate_qps, _Newcomers(driver, before_qps, plan.rate_qps)
+    wanted_qps, reached_qps = plan.rate_qps, before_qps
     pieces: list[WarmupPiece] = []
+    came: list[tuple[float, int]] = []
     for number, rate_qps in enumerate(_rates(driver, wanted_qps, overloaded), 1):
-        newcomers.reach(rate_qps)
+        # Without conversations all sessions are there at any rate.
+        present_qps = rate_qps if driver.plan.workload.conversations else wanted_qps
+        if present_qps > reached_qps:
+            came.append(((present_qps - reached_qps) / wanted_qps, driver.feed.next_start_ns()))
+            reached_qps = present_qps
         answered = _offer(driver, plan.index, number, rate_qps, wanted_qps)
         hit = metrics.prefix_hit(answered)
         if driver.feed.missing_actors() or (hit is None and answered.num_rows):
@@ -237,34 +242,21 @@ def _load_pieces(driver: Driver, plan: WindowPlan, before_qps: float, overloaded
         e2e_ms = quantile(metrics.e2e(answered), 0.5)
         assert e2e_ms is not None, "prompts hit of requests that were answered"
         pieces += [WarmupPiece(hit, e2e_ms)] if rate_qps == wanted_qps else []
-        if settled(pieces) and newcomers.unseen() <= AGREE:
+        if settled(pieces) and _unseen(driver, came, wanted_qps) <= AGREE:
             break
     return pieces
 
 
-class _Newcomers:
-    """New users by the rate they came with, and the share of them that has not come a second time."""
+def _unseen(driver: Driver, came: Sequence[tuple[float, int]], wanted_qps: float) -> float:
+    """Share of all users, who came in these shares at these times, that has not come a second time.
 
-    def __init__(self, driver: Driver, before_qps: float, wanted_qps: float) -> None:
-        self._driver, self._asked_qps, self._reached_qps = driver, wanted_qps, before_qps
-        self._came: list[tuple[float, int]] = []
-
-    def reach(self, rate_qps: float) -> None:
-        """Offer a rate from now on; without conversations all sessions are there at any rate."""
-        workload, now_ns = self._driver.plan.workload, self._driver.feed.next_start_ns()
-        reached = rate_qps if workload.conversations else self._asked_qps
-        if reached > self._reached_qps:
-            self._came.append(((reached - self._reached_qps) / self._asked_qps, now_ns))
-            self._reached_qps = reached
-
-    def unseen(self) -> float:
-        """Share of all users who have not come back yet, which falls exponentially with their mean gap."""
-        plan = self._driver.plan
-        gap = gap_s(plan.workload, self._asked_qps, plan.nodes)
-        if gap is None:
-            return 0.0
-        now_ns = self._driver.feed.free_ns
-        return sum(share * math.exp((came_ns - now_ns) / NS / gap) for share, came_ns in self._came)
+    It falls exponentially with their mean gap.
+    """
+    gap = gap_s(driver.plan.workload, wanted_qps, driver.plan.nodes)
+    if gap is None:
+        return 0.0
+    now_ns = driver.feed.free_ns
+    return sum(share * math.exp((came_ns - now_ns) / NS / gap) for share, came_ns in came)
 
 
 def ramp_rates(

@@ -14,8 +14,8 @@ from analysis.stats.quantiles import quantile
 from conf import ConfigError, Experiment
 from conf.specs.bounds import PER_REQUEST, allowed_over, metric_of
 from loadgen.drive.driver import Driver
-from loadgen.drive.load_feed import BRIDGE_NS
-from loadgen.drive.loss_recovery import POLL_NS, TargetLost
+from loadgen.drive.load_feed import BRIDGE_NS, POLL_NS
+from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.prepared_load import load_prepared, warm_up
 from loadgen.drive.service_loss import in_flight
 from loadgen.search.acceptance import PASS_WINDOWS, InterimAnalysis, decide, windows_s

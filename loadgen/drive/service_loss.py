@@ -4,7 +4,7 @@ An overloaded service is slow or refuses some requests; a dead one refuses every
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,6 @@ from analysis.rows import metrics, records
 from analysis.rows.metrics import Bools
 from conf.host_outage import HostOutage
 from conf.io.one_line import one_line
-from loadgen.search.window_plan import MeasuredWindow
 
 DEAD_SHARE, DEAD_LEAST, RECENT_NS = 0.9, 5, 10 * NS
 """Failed share of the newest requests that shows a dead service, their least number, and their age (our
@@ -84,26 +83,6 @@ def outlived(
         return end_ns <= since_ns
     names = rows["replica_id"].cast(pa.string())
     return all(heard_ns(rows.filter(pc.equal(names, replica))) > end_ns for replica in replicas)
-
-
-def affected_windows(
-    outcomes: Sequence[MeasuredWindow],
-    requests: Callable[[int], pa.Table],
-    replicas: Collection[str] | None,
-    noticed_ns: int,
-    time_scale: float,
-) -> list[int]:
-    """The last windows of `outcomes`, by number, that may have felt a loss; no ramp step, judged at its end.
-
-    `requests` are the rows of a window and of its neighbours.
-    """
-    indices = []
-    for outcome in reversed(outcomes):
-        rows = requests(outcome.plan.index)
-        if outcome.plan.kind == "ramp" or outlived(rows, outcome.counts, replicas, noticed_ns, time_scale):
-            break
-        indices.append(outcome.plan.index)
-    return indices
 
 
 def invalidated(verdict: Verdict) -> Verdict:
