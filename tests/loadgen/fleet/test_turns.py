@@ -1,7 +1,6 @@
 """`loadgen.fleet.turns`: a turn waits for the one of its session before it, and for nothing else."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,16 @@ from analysis.capacity.checks import sent as share_sent
 from analysis.rows import metrics, records, routing_spread
 from conf import load
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.rows import NO_GAPS
-from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.runs.run_folders import facts
 from tests.support.servers.mock_server import MockServer, Script, answer, head, token
-from tests.support.servers.plans import client_plan
+from tests.support.servers.workers import Rows, played, started
 
 pytestmark = pytest.mark.usefixtures("never_overdue")
 WORKLOAD = load(["workload=character"]).workload
+PROMPTS = Prompts(WORKLOAD, "m", 151936, 1)
 MS = NS // 1000
 
 
@@ -55,32 +53,18 @@ def sent(folder: Path, schedule: ArrivalSchedule, script: Script, **how: Any) ->
     Then it goes on until all have ended, or it is to `retract` or `end` at once. What comes `later` is
     offered once all have ended.
     """
-    watch = how.get("watch", lambda ended, pending: True)
-    timeout_s, drain_s = how.get("timeout_s", PATIENCE_S), how.get("drain_s", PATIENCE_S)
-    later: ArrivalSchedule | None = how.get("later")
 
-    async def main() -> list[Any]:
+    async def main() -> Rows:
         async with MockServer(script) as server:
-            prompts, shard = Prompts(WORKLOAD, "m", 151936, 1), ArrowStream(folder / "s.arrow")
-            worker = Worker(0, client_plan([server.url], gaps=NO_GAPS, timeout_s=timeout_s), prompts, shard)
-            worker.start(time.monotonic_ns(), time.time_ns())
-            seen: list[Any] = []
-            ended = planned = 0
-            async with asyncio.timeout(PATIENCE_S):
-                for part in filter(None, (schedule, later)):
-                    await worker.offer(part)
-                    planned += len(part)
-                    while ended < planned:
-                        told = await worker.observe()
-                        ended, pending = ended + told.ended.num_rows, told.pending.to_pylist()
-                        if not seen and watch(ended, len(pending)):
-                            seen = pending
-                            if how.get("retract"):
-                                worker.retract()
-                            if how.get("end"):
-                                break
-                        await asyncio.sleep(0.02)
-            await worker.finish(drain_s)
+            shard = ArrowStream(folder / "s.arrow")
+            worker = started([server.url], PROMPTS, shard, timeout_s=how.get("timeout_s", PATIENCE_S))
+            ended, seen = await played(worker, schedule, enough=how.get("watch", lambda *_: True))
+            if how.get("retract"):
+                worker.retract()
+            if not how.get("end"):
+                await played(worker, count=len(schedule) - len(ended))
+                await played(worker, *how.get("later", ()))
+            await worker.finish(how.get("drain_s", PATIENCE_S))
             return seen
 
     seen = asyncio.run(main())
@@ -104,9 +88,9 @@ def slow(body: dict[str, Any]) -> list[Any]:
 def test_a_turn_is_sent_when_the_one_before_has_ended_and_nobody_else_waits(tmp_path: Path) -> None:
     held = True
 
-    def all_in_flight(_: int, pending: int) -> bool:
+    def all_in_flight(_: Rows, pending: Rows) -> bool:
         nonlocal held
-        held = pending < 4
+        held = len(pending) < 4
         return not held
 
     def script(body: dict[str, Any]) -> Iterator[Any]:
@@ -116,7 +100,7 @@ def test_a_turn_is_sent_when_the_one_before_has_ended_and_nobody_else_waits(tmp_
         yield from answer(body)
 
     schedule = turns((0, 0, 7), (1, 50, 7), (2, 60, 8), (3, 70, 7))
-    rows, seen = sent(tmp_path, schedule, script, watch=all_in_flight, later=turns((4, 80, 7)))
+    rows, seen = sent(tmp_path, schedule, script, watch=all_in_flight, later=[turns((4, 80, 7))])
     assert column(rows, "status") == ["ok"] * 5
     ends, starts = (at_ns(rows, event) for event in ("end", "send"))
     blocked = column(rows, "turn_blocked_ns")
@@ -170,7 +154,7 @@ def test_a_run_that_ends_has_a_row_for_who_waits(tmp_path: Path) -> None:
         tmp_path,
         turns((0, 0, 7), (1, 20, 7)),
         lambda _: hung,
-        watch=lambda _, pending: pending == 2,
+        watch=lambda _, pending: len(pending) == 2,
         end=True,
         drain_s=0.1,
     )

@@ -16,7 +16,6 @@ from conf import load
 from loadgen.fleet import worker as worker_module
 from loadgen.fleet import worker_log
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.rows import NO_GAPS
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -24,9 +23,10 @@ from loadgen.traffic.traffic import Traffic
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.runs.run_folders import on_disk
 from tests.support.servers.mock_server import MockServer, Script, answer, head, token
-from tests.support.servers.plans import client_plan
+from tests.support.servers.workers import Rows, played, started
 
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
+PROMPTS = Prompts(WORKLOAD, "m", 151936, salt=1)
 pytestmark = pytest.mark.usefixtures("never_overdue")
 LEAD_NS = NS // 10
 
@@ -36,41 +36,31 @@ def plan(rate_qps: float, seconds: float, start_ns: int = 0) -> ArrivalSchedule:
     return Traffic(WORKLOAD).draw(rate_qps, bounds, window_index=0, first_seq=0, seed=1)
 
 
-async def drive(
-    server: MockServer, shard: Path, schedule: ArrivalSchedule, **how: Any
-) -> list[dict[str, Any]]:
-    """Run a worker over a schedule until `enough` of the rows told so far, by default all have ended.
-
-    Returns those rows: what ended, and what was in flight in the end.
-    """
-    worker = of(server, shard)
-    worker.start(time.monotonic_ns() + LEAD_NS, time.time_ns() + LEAD_NS)
-    await worker.offer(schedule)
-    enough = how.get("enough", lambda ended, _: len(ended) == len(schedule))
-    ended: list[dict[str, Any]] = []
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            progress = await worker.observe()
-            ended += progress.ended.to_pylist()
-            if enough(ended, progress.pending.to_pylist()):
-                break
-            await asyncio.sleep(0.02)
-    if how.get("block_s"):
-        time.sleep(how["block_s"])  # noqa: ASYNC251  a stalled loop is what is tested
-        await asyncio.sleep(0.2)
-    await worker.finish(how.get("drain_s", PATIENCE_S))
-    return ended + progress.pending.to_pylist()
-
-
 def run(
-    shard: Path, schedule: ArrivalSchedule, script: Script = answer, **how: Any
-) -> tuple[list[dict[str, Any]], pa.Table]:
-    async def main() -> list[dict[str, Any]]:
-        async with MockServer(script) as server:
-            return await drive(server, shard, schedule, **how)
+    path: Path,
+    *schedules: ArrivalSchedule,
+    script: Script = answer,
+    enough: Callable[[Rows, Rows], object] | None = None,
+    lead_ns: int = LEAD_NS,
+    block_s: float = 0.0,
+    drain_s: float = PATIENCE_S,
+) -> tuple[Rows, pa.Table]:
+    """The rows that a worker told until there were `enough`, by default all ended, and its shard in the end.
 
-    rows = asyncio.run(main())
-    return rows, records.read_shard(shard)
+    It stands still for `block_s` then.
+    """
+
+    async def main() -> Rows:
+        async with MockServer(script) as server:
+            worker = started([server.url], PROMPTS, ArrowStream(path), lead_ns)
+            ended, pending = await played(worker, *schedules, enough=enough)
+            if block_s:
+                time.sleep(block_s)  # noqa: ASYNC251  a stalled loop is what is tested
+                await asyncio.sleep(0.2)
+            await worker.finish(drain_s)
+            return ended + pending
+
+    return asyncio.run(main()), records.read_shard(path)
 
 
 def statuses(table: pa.Table) -> Counter[str]:
@@ -79,7 +69,7 @@ def statuses(table: pa.Table) -> Counter[str]:
 
 def test_every_planned_request_has_one_row_and_times_count_from_due(tmp_path: Path) -> None:
     schedule = plan(150, 0.3)
-    _, table = run(tmp_path / "s.arrow", schedule, lambda body: answer(body, 0.005))
+    _, table = run(tmp_path / "s.arrow", schedule, script=lambda body: answer(body, 0.005))
     assert sorted(table["seq"].to_pylist()) == schedule.seq.tolist()
     assert statuses(table) == {"ok": len(schedule)}
     assert table.schema == records.REQUESTS
@@ -116,7 +106,7 @@ def test_a_stalled_loop_misses_instead_of_bursting(tmp_path: Path, monkeypatch: 
 
 def test_a_closed_loop_keeps_so_many_in_flight_and_counts_from_their_start(tmp_path: Path) -> None:
     schedule = Traffic(WORKLOAD).closed(40, 4, 0, window_index=0, first_seq=10, seed=1)
-    _, table = run(tmp_path / "s.arrow", schedule, lambda body: answer(body, 0.004))
+    _, table = run(tmp_path / "s.arrow", schedule, script=lambda body: answer(body, 0.004))
     rows = sorted(table.to_pylist(), key=lambda row: row["due_ns"])
     assert [row["status"] for row in rows] == ["ok"] * 40
     assert sorted(row["seq"] for row in rows) == list(range(10, 50))
@@ -130,30 +120,15 @@ def test_a_closed_loop_keeps_so_many_in_flight_and_counts_from_their_start(tmp_p
 
 def test_a_retracted_closed_loop_keeps_a_row_for_every_request(tmp_path: Path) -> None:
     schedule = Traffic(WORKLOAD).closed(1000, 4, 0, window_index=0, first_seq=0, seed=1)
-    slow: Script = lambda body: answer(body, 0.01)  # noqa: E731
-    _, table = run(tmp_path / "s.arrow", schedule, slow, enough=lambda ended, _: len(ended) > 4)
+    _, table = run(
+        tmp_path / "s.arrow",
+        schedule,
+        script=lambda body: answer(body, 0.01),
+        enough=lambda ended, _: len(ended) > 4,
+    )
     states = statuses(table)
     assert table.num_rows == len(schedule) and states["ok"] > 4
     assert {row["phase"] for row in table.to_pylist() if row["status"] == "missed"} == {"retracted"}
-
-
-async def ended(worker: Worker, count: int) -> list[dict[str, Any]]:
-    """The rows of so many requests, as they were told when the last of them had ended."""
-    rows: list[dict[str, Any]] = []
-    async with asyncio.timeout(PATIENCE_S):
-        while len(rows) < count:
-            await asyncio.sleep(0.02)
-            rows += (await worker.observe()).ended.to_pylist()
-    return rows
-
-
-def of(server: MockServer, path: Path) -> Worker:
-    return Worker(
-        0,
-        client_plan([server.url], timeout_s=PATIENCE_S),
-        Prompts(WORKLOAD, "m", 151936, salt=1),
-        ArrowStream(path),
-    )
 
 
 def test_a_closed_loop_that_starts_late_is_played_all_the_same(
@@ -162,16 +137,8 @@ def test_a_closed_loop_that_starts_late_is_played_all_the_same(
     """Whoever begins late begins; his lateness is in his row, and everybody after him is in time."""
     monkeypatch.setattr(worker_module, "MISSED_AFTER_NS", NS)
 
-    async def main() -> list[dict[str, Any]]:
-        async with MockServer(lambda body: answer(body, 0.001)) as server:
-            worker = of(server, tmp_path / "s.arrow")
-            worker.start(time.monotonic_ns() - 3 * NS // 2, time.time_ns())
-            await worker.offer(Traffic(WORKLOAD).closed(20, 4, 0, window_index=0, first_seq=0, seed=1))
-            rows = await ended(worker, 20)
-            await worker.finish(PATIENCE_S)
-        return rows
-
-    rows = asyncio.run(main())
+    schedule = Traffic(WORKLOAD).closed(20, 4, 0, window_index=0, first_seq=0, seed=1)
+    rows, _ = run(tmp_path / "s.arrow", schedule, lead_ns=-3 * NS // 2)
     assert sorted(row["seq"] for row in rows) == list(range(20))
     assert {row["status"] for row in rows} == {"ok"}
     first, rest = [row for row in rows if row["seq"] < 4], [row for row in rows if row["seq"] >= 4]
@@ -182,18 +149,10 @@ def test_a_closed_loop_that_starts_late_is_played_all_the_same(
 def test_only_the_end_of_a_closed_loops_own_request_starts_the_next(tmp_path: Path) -> None:
     """An answer that another window waited for is nobody's in the loop."""
     flying, most = 0, 0
-
-    async def main() -> list[dict[str, Any]]:
-        async with MockServer(lambda body: answer(body, 0.01)) as server:
-            worker = of(server, tmp_path / "s.arrow")
-            worker.start(time.monotonic_ns(), time.time_ns())
-            await worker.offer(Traffic(WORKLOAD).evenly(8, 0, 1, first_seq=100, seed=1))
-            await worker.offer(Traffic(WORKLOAD).closed(16, 2, 1, window_index=1, first_seq=0, seed=1))
-            rows = await ended(worker, 24)
-            await worker.finish(PATIENCE_S)
-        return rows
-
-    loop = [row for row in asyncio.run(main()) if row["window_index"] == 1]
+    others = Traffic(WORKLOAD).evenly(8, 0, 1, first_seq=100, seed=1)
+    schedule = Traffic(WORKLOAD).closed(16, 2, 1, window_index=1, first_seq=0, seed=1)
+    rows, _ = run(tmp_path / "s.arrow", others, schedule, script=lambda body: answer(body, 0.01))
+    loop = [row for row in rows if row["window_index"] == 1]
     steps = [(row["due_ns"] + row["send_offset_ns"], 1) for row in loop]
     steps += [(row["due_ns"] + row["end_offset_ns"], -1) for row in loop]
     for _, step in sorted(steps):
@@ -209,15 +168,14 @@ def test_a_retraction_holds_for_what_was_offered_before_it_only(tmp_path: Path) 
 
     async def main() -> None:
         async with MockServer(answer) as server:
-            worker = of(server, tmp_path / "s.arrow")
-            worker.start(time.monotonic_ns(), time.time_ns())
+            worker = started([server.url], PROMPTS, ArrowStream(tmp_path / "s.arrow"))
             first = asyncio.ensure_future(worker.offer(long))
             await asyncio.sleep(0)
             assert not first.done()
             worker.retract()
             await worker.offer(short)
             await first
-            await ended(worker, len(long) + len(short))
+            await played(worker, count=len(long) + len(short))
             await worker.finish(PATIENCE_S)
 
     asyncio.run(main())
@@ -238,9 +196,7 @@ def test_patience_with_a_full_disk_begins_with_its_first_refusal(
 
     async def main() -> None:
         async with MockServer() as server:
-            prompts = Prompts(WORKLOAD, "m", 151936, salt=1)
-            worker = Worker(0, client_plan([server.url], time_scale=scale), prompts, shard)
-            worker.start(time.monotonic_ns(), time.time_ns())
+            worker = started([server.url], PROMPTS, shard, time_scale=scale)
             disk.room_bytes = 0
             await worker.offer(Traffic(WORKLOAD).evenly(4, -10 * NS, 1, first_seq=0, seed=1))
             await until(lambda: disk.refused)
@@ -258,7 +214,7 @@ def test_a_hung_server_is_seen_pending_and_then_cut(tmp_path: Path) -> None:
     rows, table = run(
         tmp_path / "s.arrow",
         schedule,
-        lambda _: [head(), token(), 600.0],
+        script=lambda _: [head(), token(), 600.0],
         enough=lambda _, pending: [row["output_tokens"] for row in pending] == [1] * count,
         drain_s=0.1,
     )
@@ -273,12 +229,12 @@ async def until(seen: Callable[[], object]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def started(server: MockServer, shard: ArrowStream, schedule: ArrivalSchedule) -> Worker:
-    """A worker under way with a schedule."""
-    worker = Worker(0, client_plan([server.url]), Prompts(WORKLOAD, "m", 151936, salt=1), shard)
-    worker.start(time.monotonic_ns(), time.time_ns())
-    await worker.offer(schedule)
-    return worker
+async def observed(worker: Worker) -> None:
+    """Observe until that fails."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            await worker.observe()
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("recovers", [True, False])
@@ -292,16 +248,14 @@ def test_a_disk_that_stays_full_is_told_and_again_at_the_end(
 
     async def main() -> int:
         async with MockServer() as server:
-            worker = await started(server, shard, schedule)
+            worker = started([server.url], PROMPTS, shard)
+            await worker.offer(schedule)
             await until(lambda: records.read_shard(shard.path).num_rows)
             await worker.observe()
             flushed = records.read_shard(shard.path).num_rows
             disk.room_bytes = 100
             with pytest.raises(OSError, match="No space"):
-                async with asyncio.timeout(PATIENCE_S):
-                    while True:
-                        await worker.observe()
-                        await asyncio.sleep(0.02)
+                await observed(worker)
             disk.room_bytes = 1 << 30 if recovers else 0
             with pytest.raises(OSError, match="No space"):
                 await worker.finish(1.0)
@@ -326,14 +280,10 @@ def test_a_broken_send_loop_is_told_and_what_flies_lands(tmp_path: Path) -> None
     async def main() -> None:
         async with MockServer(lambda body: answer(body, 0.05)) as server:
             prompts = Broken(WORKLOAD, "m", 151936, salt=1)
-            worker = Worker(0, client_plan([server.url]), prompts, ArrowStream(tmp_path / "s.arrow"))
-            worker.start(time.monotonic_ns(), time.time_ns())
+            worker = started([server.url], prompts, ArrowStream(tmp_path / "s.arrow"))
             await worker.offer(schedule)
             with pytest.raises(RuntimeError, match="no such prompt"):
-                async with asyncio.timeout(PATIENCE_S):
-                    while True:
-                        await worker.observe()
-                        await asyncio.sleep(0.02)
+                await observed(worker)
             with pytest.raises(RuntimeError, match="no such prompt"):
                 await worker.finish(PATIENCE_S)
 
@@ -350,9 +300,8 @@ def test_what_is_due_when_the_rest_is_taken_back_is_sent_with_its_lag(tmp_path: 
 
     async def main() -> None:
         async with MockServer(answer) as server:
-            prompts, shard = Prompts(WORKLOAD, "m", 151936, 1), ArrowStream(tmp_path / "s.arrow")
-            worker = Worker(0, client_plan([server.url], gaps=NO_GAPS), prompts, shard)
-            worker.start(began_ns := time.monotonic_ns(), time.time_ns())
+            worker = started([server.url], PROMPTS, ArrowStream(tmp_path / "s.arrow"))
+            began_ns = time.monotonic_ns()
             await worker.offer(due.followed_by(later))
             while time.monotonic_ns() < began_ns + 3 * NS // 20:
                 pass  # the loop stands still, so that the ten are late

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import cache
@@ -21,8 +20,7 @@ from analysis.rows import records
 from conf import load
 from conf.specs.experiment import SimulatedEngine, Workload
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.rows import NO_GAPS, plan_table, planned
-from loadgen.fleet.worker import Worker
+from loadgen.fleet.rows import plan_table, planned
 from loadgen.prompts.bodies import UNIQUE_TOKENS, Prompts
 from loadgen.run.samplers import page_figures
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -32,7 +30,7 @@ from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.runs.run_folders import facts
-from tests.support.servers.plans import client_plan
+from tests.support.servers.workers import played, started
 from tests.support.virtual.simulated_prefix import simulated
 from tests.support.virtual.virtual_service import VirtualService
 from tests.support.virtual.virtual_target import VirtualTarget
@@ -244,15 +242,9 @@ async def measured(workload: Workload, folder: Path) -> tuple[pa.Table, dict[str
     traffic = Traffic(workload)
     async with simulated(experiment) as url:
         shard = ArrowStream(folder / "rows.arrow")
-        worker = Worker(0, client_plan([url], gaps=NO_GAPS, timeout_s=PATIENCE_S), prompts, shard)
-        worker.start(time.monotonic_ns(), time.time_ns())
-        ended = 0
-        async with asyncio.timeout(PATIENCE_S):
-            for first, count in ((0, 1), (1, REQUESTS - 1)):
-                await worker.offer(traffic.evenly(count, 0, NS // 100, first_seq=first, seed=1))
-                while ended < first + count:
-                    ended += (await worker.observe()).ended.num_rows
-                    await asyncio.sleep(0.02)
+        worker = started([url], prompts, shard)
+        for first, count in ((0, 1), (1, REQUESTS - 1)):
+            await played(worker, traffic.evenly(count, 0, NS // 100, first_seq=first, seed=1))
         await worker.finish(PATIENCE_S)
         async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
             scraped = page_figures(await response.text())

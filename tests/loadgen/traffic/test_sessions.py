@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -24,8 +23,7 @@ from conf import ConfigError, load
 from conf.specs.experiment import Workload
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.http_client import chosen
-from loadgen.fleet.rows import NO_GAPS, plan_table
-from loadgen.fleet.worker import Worker
+from loadgen.fleet.rows import plan_table
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule, turns
 from loadgen.traffic.traffic import Traffic
@@ -33,7 +31,7 @@ from tests.support.machine.patience import PATIENCE_S
 from tests.support.prompts.chats import common
 from tests.support.runs.run_folders import facts
 from tests.support.servers.mock_server import MockServer
-from tests.support.servers.plans import client_plan
+from tests.support.servers.workers import played, started
 
 CHATS = load(["workload=chat_sessions", "workload.sessions=7"]).workload
 SHORT = replace(CHATS, input_tokens=replace(CHATS.input_tokens, mean=200))
@@ -161,16 +159,8 @@ def sent(folder: Path, workload: Workload, urls: int, sticky: bool) -> tuple[lis
             for server in servers:
                 await stack.enter_async_context(server)
             prompts, targets = Prompts(workload, "m", 151936, salt=1), [server.url for server in servers]
-            worker = Worker(
-                0, client_plan(targets, gaps=NO_GAPS, sticky=sticky, timeout_s=PATIENCE_S), prompts, shard
-            )
-            worker.start(time.monotonic_ns(), time.time_ns())
-            await worker.offer(schedule)
-            async with asyncio.timeout(PATIENCE_S):
-                ended = 0
-                while ended < len(schedule):
-                    ended += (await worker.observe()).ended.num_rows
-                    await asyncio.sleep(0.02)
+            worker = started(targets, prompts, shard, sticky=sticky)
+            await played(worker, schedule)
             await worker.finish(PATIENCE_S)
 
     asyncio.run(main())
