@@ -164,3 +164,11 @@ def test_a_search_of_answers_that_all_break_off_keeps_its_budget_and_has_no_resu
     assert verdict.reason.startswith("at every rate: failed ")
     assert 'the first says "reset by peer". Look at the logs' in verdict.reason
     assert "no capacity is claimed" in text_of(to_tree(verdict))
+
+
+def test_a_service_that_refuses_half_is_judged_and_not_called_dead() -> None:
+    busy = SILENT | {"status": "http_error", "error_kind": "429", "error": "busy", "output_tokens": None}
+    drive, experiment, _ = driver([], target=Failing(load([]), busy | {"end_offset_ns": 1}, every=2))
+    programs.offer_rate(drive, 3.0, 60, 15)
+    verdict = verdicts.probe_verdict(experiment, drive)
+    assert (verdict.exit_code, verdict.valid) == (summary.EXIT_SLO_MISSED, True)

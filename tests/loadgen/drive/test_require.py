@@ -18,7 +18,7 @@ from loadgen.search import acceptance
 from loadgen.traffic.schedule import NS
 from tests.support.runs.verdict_trees import text_of
 from tests.support.virtual.toy_services import OneAtATime
-from tests.support.virtual.virtual_drivers import Altering, Healing, driver
+from tests.support.virtual.virtual_drivers import Altering, driver
 from tests.support.virtual.virtual_target import VirtualTarget
 
 
@@ -76,14 +76,6 @@ def test_an_invalid_load_neither_passes_nor_fails() -> None:
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_VOID, False, False)
     assert tree["reason"].startswith("client_limited: 2 windows in a row were void. Give the load generator")
     assert len(drive.windows.outcomes) == 2
-
-
-@pytest.mark.slow
-def test_a_lost_load_actor_costs_its_window_only() -> None:
-    words = ["rate_qps=2.4"]
-    tree, _, drive = required(words, target=Healing(load(words), at_s=100, times=1))
-    assert tree["exit_code"] == summary.EXIT_OK
-    assert [outcome.void for outcome in drive.windows.outcomes].count(True) == 1
 
 
 @pytest.mark.parametrize(

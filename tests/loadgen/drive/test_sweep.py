@@ -31,7 +31,6 @@ from tests.support.virtual.virtual_drivers import (
     Breaking,
     Hanging,
     Healing,
-    altered,
     driver,
     engines,
 )
@@ -73,20 +72,6 @@ def test_a_service_above_the_highest_rate_is_a_lower_bound() -> None:
     drive, experiment, _ = driver(["search=standard", "search.highest_qps=2"])
     tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "virtual"))
     assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_OPEN, False)
-
-
-@pytest.mark.slow
-def test_a_held_rate_is_judged_with_intervals() -> None:
-    codes = []
-    for rate in (3.0, 8.0):
-        drive, experiment, _ = driver([f"rate_qps={rate}", "duration_s=60"])
-        programs.offer_rate(drive, rate, 60, 15)
-        tree = to_tree(verdicts.probe_verdict(experiment, drive))
-        tpot = tree["probe"]["limits"]["tpot"]
-        assert tpot["ms"]["low"] is tpot["ms"]["high"] is None
-        assert tpot["needs_s"] > 60  # a minute tells too little
-        codes.append(tree["exit_code"])
-    assert codes == [summary.EXIT_OK, summary.EXIT_SLO_MISSED]
 
 
 @pytest.mark.slow
@@ -139,14 +124,6 @@ def test_a_search_under_a_bound_on_the_queue_finds_what_the_engine_model_says() 
     says = predicted.capacity.qps_per_node
     assert result["low"] < (says.high or 0) and (says.low or 0) < result["high"]
     assert tree["capacity"]["binding"] == "queue_p90"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dies_s", [0.0, 60.0, 500.0])
-def test_a_service_that_dies_is_no_low_capacity(dies_s: float) -> None:
-    drive, _, _ = driver(["search=standard"], target=Breaking(load(["search=standard"]), dies_s))
-    with pytest.raises(TargetLost, match="requests failed: ConnectionRefusedError"):
-        sweep(drive)
 
 
 def test_void_ramp_steps_are_void_not_a_missed_bound() -> None:
@@ -255,43 +232,11 @@ def test_a_replaced_load_actor_voids_its_window_and_the_search_goes_on() -> None
     assert [kind for kind, _ in events].count("healed") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("from_s", [0.0, 200.0])
-def test_a_service_that_hangs_is_lost_and_no_low_capacity(from_s: float) -> None:
-    words = ["search=standard", "search.settle_s=20"]
-    drive, _, events = driver(words, target=Hanging(load(words), from_s))
-    with pytest.raises(TargetLost, match="waited [23][0-9.]+ s without a token: the service hangs"):
-        sweep(drive)
-    assert events[-1][0] == "target_lost"
-
-
 def test_a_service_that_hangs_in_a_held_window_is_lost_not_slow() -> None:
     words = ["search.settle_s=20"]
     drive, _, _ = driver(words, target=Hanging(load(words), 50.0))
     with pytest.raises(TargetLost, match="the service hangs"):
         programs.offer_rate(drive, 3.0, 60, 15)
-
-
-class Choosy(Altering):
-    """A virtual target that refuses every second request at once."""
-
-    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        progress = VirtualTarget.run(self, schedule, until_ns)
-        no = {"status": "http_error", "error_kind": "429", "error": "busy", "end_offset_ns": 1}
-        refused = dict.fromkeys(("first_token_offset_ns", "last_token_offset_ns", "output_tokens")) | no
-
-        def chosen(rows: pa.Table, odd: int) -> pa.Table:
-            return rows.filter(pc.equal(pc.bit_wise_and(rows["seq"], 1), odd))
-
-        ended = [chosen(progress.ended, 0), altered(chosen(progress.ended, 1), refused)]
-        return Observation(pa.concat_tables(ended), progress.pending)
-
-
-def test_a_service_that_refuses_half_is_judged_and_not_called_dead() -> None:
-    drive, experiment, _ = driver([], target=Choosy(load([])))
-    programs.offer_rate(drive, 3.0, 60, 15)
-    tree = to_tree(verdicts.probe_verdict(experiment, drive))
-    assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_SLO_MISSED, True)
 
 
 def test_an_actor_that_dies_with_answers_of_a_finished_window_voids_it() -> None:

@@ -198,20 +198,6 @@ def test_a_host_on_which_no_replacement_starts_is_said_with_its_name(
     assert len(said) == 1 and f"on {platform.node()} (" in said[0] and "Not a directory" in said[0]
 
 
-@pytest.mark.slow
-def test_an_unfinished_run_reads_like_a_finished_one(url: str, tmp_path: Path, actors: Actors) -> None:
-    folder = RunFolder.create(tmp_path, "unfinished")
-    target = fleet(url, folder, actors, count=1)
-    start_ns = max(0, target.now_ns()) + NS // 2
-    schedule = offer(folder, start_ns, 1.0)
-    target.run(schedule, start_ns + NS)
-    until(lambda: "lost" not in statuses(shards.requests(folder.path)))
-    rows = shards.requests(folder.path)
-    assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
-    check_sent(rows)
-    target.finish(0.1)
-
-
 @pytest.mark.ray
 @pytest.mark.slow
 def test_no_room_for_the_actors_is_one_line(

@@ -1,14 +1,12 @@
 """loadgen/fleet/sse.py: habits of servers in streaming an answer come out right, void or refused.
 
-Reads arrive at instants of a clock that the test sets, and once from a server on loopback. The engine of
-every habit makes its first token after 50 ms and then one each 10 ms. The truth are the TTFT and TPOT of the
-tokens that a user gets to see.
+Reads arrive at instants of a clock that the test sets. The engine of every habit makes its first token after
+50 ms and then one each 10 ms. The truth are the TTFT and TPOT of the tokens that a user gets to see.
 """
 
 import asyncio
 import json
 import random
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -29,7 +27,6 @@ from loadgen.fleet.http_client import Client
 from loadgen.fleet.http_connection import Connection
 from loadgen.fleet.rows import EVERY_GAP, Clock, Planned, ServerWords, batch
 from loadgen.traffic.schedule import NS
-from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.plans import client_plan
 
 MS = 1_000_000
@@ -347,13 +344,8 @@ def answers(reads: Sequence[Read], monkeypatch: pytest.MonkeyPatch, count: int =
     async def exchange() -> Exchange:
         return Line(reads).exchange(monkeypatch)
 
-    return rows_of(asyncio.run(exchange()), count)
-
-
-def rows_of(exchange: Exchange, count: int, epoch_ns: int = 0) -> pa.Table:
-    """So many rows of one exchange, due at `epoch_ns` of its clock."""
-    attempts = [(Planned(0, 0, "window", 0, PROMPT, TOKENS), exchange)] * count
-    made = pa.Table.from_batches([batch(attempts, Clock(epoch_ns, 0), 0, EVERY_GAP, ServerWords())])
+    attempts = [(Planned(0, 0, "window", 0, PROMPT, TOKENS), asyncio.run(exchange()))] * count
+    made = pa.Table.from_batches([batch(attempts, Clock(0, 0), 0, EVERY_GAP, ServerWords())])
     return made.select(records.PROGRESS.names)
 
 
@@ -390,60 +382,6 @@ def test_an_answer_of_another_form_fails(habit: str, monkeypatch: pytest.MonkeyP
     reads, kind = FAILED[habit]
     rows = answers(reads, monkeypatch)
     assert set(rows["error_kind"].to_pylist()) == {kind}
-
-
-@dataclass
-class HabitServer:
-    """Serves each habit on loopback, at its instants or as soon after them as the machine allows.
-
-    `late_ms` is the largest delay of a write of each habit.
-    """
-
-    habits: dict[str, list[Read]]
-    late_ms: dict[str, float] = field(default_factory=dict)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        path = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1]
-        name, reads = list(self.habits.items())[int(path.strip(b"/"))]
-        clock, self.late_ms[name] = asyncio.get_running_loop().time, 0.0
-        began = clock()
-        writer.write(HEAD % sum(len(data) for _, data in reads))
-        for at, data in reads:
-            await asyncio.sleep(began + at / 1e3 - clock())
-            self.late_ms[name] = max(self.late_ms[name], 1e3 * (clock() - began) - at)
-            writer.write(data)
-            await writer.drain()
-        writer.close()
-
-
-async def loaded(served: HabitServer) -> dict[str, pa.Table]:
-    """Rows of one answer of each habit, all at once over sockets."""
-    habits = served.habits
-    async with await asyncio.start_server(served.serve, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        ended: asyncio.Queue[Exchange] = asyncio.Queue()
-        exchanges, began_ns = [Exchange(number, TOKENS) for number in range(len(habits))], time.monotonic_ns()
-        for exchange in exchanges:
-            client = Client(client_plan([f"http://127.0.0.1:{port}"]), ended.put_nowait, f"/{exchange.seq}")
-            client.start(exchange, b"{}")
-        for _ in exchanges:
-            await asyncio.wait_for(ended.get(), PATIENCE_S)
-    return {name: rows_of(one, 1, began_ns) for name, one in zip(habits, exchanges, strict=True)}
-
-
-def test_over_sockets_no_habit_looks_faster_than_it_is() -> None:
-    """A first token that this machine delays shortens the rest, by no more than that delay."""
-    felt = {name: truth for name, (_, truth) in RIGHT.items()}
-    habits = (RIGHT | VOID | FAILED).items()
-    scripts = {name: script for name, (script, _) in habits if not name.startswith("held to the end")}
-    served = HabitServer(scripts)
-    for name, rows in asyncio.run(loaded(served)).items():
-        ttft, tpot = (quantile(latency(rows), 0.9) for latency in (metrics.ttft, metrics.tpot))
-        least_ttft, least_tpot = felt.get(name, TRUE)
-        assert ttft is not None and ttft >= least_ttft, name
-        assert tpot is None or tpot >= 0.6 * least_tpot - served.late_ms[name] / (TOKENS - 1), name
-        if name in FAILED:
-            assert rows["error_kind"].to_pylist() == [FAILED[name][1]]
 
 
 ANY_SIZE = range(300, 20_000, 700)

@@ -122,11 +122,6 @@ def test_another_salt_shares_another_beginning() -> None:
     assert first[:90] != second[:90]
 
 
-def test_salt_and_seq_decide_the_body() -> None:
-    assert Prompts(IDS, "m", 151936, 1).body(7, 100, 5) == Prompts(IDS, "m", 151936, 1).body(7, 100, 5)
-    assert Prompts(IDS, "m", 151936, 1).body(7, 100, 5) != Prompts(IDS, "m", 151936, 2).body(7, 100, 5)
-
-
 HALF = load(["workload=smoke", "workload.prefix_hit=.5", "workload.input_tokens.mean=1600"])
 REQUESTS = 24
 
@@ -181,12 +176,6 @@ def test_a_hash_stands_for_all_that_came_before() -> None:
 
 
 SALTS: list[dict[str, Any]] = [{}, {"cache_salt": "a"}, {"cache_salt": "a"}, {"cache_salt": "b"}]
-
-
-def test_a_salt_keeps_equal_prompts_apart() -> None:
-    plain, one, again, other = (block_hashes([1, 2, 3, 4], 2, salt) for salt in (None, "a", "a", "b"))
-    assert one == again
-    assert not {*plain, *other} & {*one} and not {*plain} & {*other}
 
 
 def test_the_server_takes_the_salt_of_a_request() -> None:

@@ -9,7 +9,7 @@ import pytest
 from conf import ConfigError, load
 from conf.specs.workload import PromptPart
 from loadgen.prompts import templates
-from loadgen.prompts.templates import PromptTemplate, by_words, fitted
+from loadgen.prompts.templates import PromptTemplate, fitted
 from loadgen.prompts.text_pool import Tokenizer
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
@@ -49,14 +49,6 @@ def test_parts_are_filled_in_order_and_history_once_for_each_message() -> None:
     )
     assert [message["role"] for message in templates.messages(pieces)][:1] == ["system"]
     assert len(templates.token_ids(pieces)) == sum(len(piece.encoded) for piece in pieces)
-
-
-def test_words_and_marks_are_tokens_and_together_the_text() -> None:
-    written = '  Well, she said: "no"...\n\n '
-    places = [start for _, start in by_words(written)] + [len(written)]
-    words = [written[a:b] for a, b in zip(places, places[1:], strict=False)]
-    assert words == ["  Well", ",", " she", " said", ":", ' "', "no", '"', ".", ".", ".", "\n\n "]
-    assert by_words("") == []
 
 
 def test_what_a_user_wrote_is_text_and_no_template() -> None:
@@ -141,16 +133,10 @@ def test_a_template_is_cut_where_planned_traffic_is() -> None:
         assert len(templates.token_ids(cut)) == schedule.input_tokens[i]
 
 
-def test_a_tokenizer_s_folder_is_used_where_the_package_is(
+def test_a_template_is_cut_between_the_tokens_of_a_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ConfigError, match="comes with vLLM"):
-        Tokenizer(tmp_path)
-
     monkeypatch.setitem(sys.modules, "tokenizers", stub_tokenizers)
-    with pytest.raises(ConfigError, match="no tokenizer.json"):
-        Tokenizer(tmp_path)
     encode = Tokenizer(stub_tokenizers.write(tmp_path)).encode
     pieces = PromptTemplate([PromptPart("x", "ab the river", truncation_priority=1)], encode).render({})
     assert len(pieces[0].encoded) == 4 and fitted(pieces, 3, 1)[0].left == "b the river"

@@ -1,8 +1,6 @@
 """loadgen/prompts/text_pool.py: planned lengths and prefixes of real text, however it is sent; refusals."""
 
-import asyncio
 import json
-import platform
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,8 +19,6 @@ from analysis.results import summary
 from conf import ConfigError, Experiment, load
 from loadgen.__main__ import main
 from loadgen.cli.words import experiment_of
-from loadgen.fleet.http_client import ClientPlan
-from loadgen.fleet.load_actor import LoadActor
 from loadgen.fleet.rows import Planned, planned
 from loadgen.prompts import text_pool
 from loadgen.prompts.bodies import Prompts
@@ -247,12 +243,6 @@ def test_a_template_that_wants_what_no_level_has_is_refused(folder: Path) -> Non
         experiment = replace(experiment, conversations=replace(experiment.conversations, template=template))
         with pytest.raises(ConfigError, match=f"template: part {template[place].name}: .*no attribute"):
             text_pool.refuse(experiment, VOCAB)
-
-
-def test_a_load_actor_says_on_which_node_the_folder_is_missing(tmp_path: Path) -> None:
-    plan = ClientPlan([], asked(tmp_path / "elsewhere").workload, "m", VOCAB, 1, 10.0)
-    with pytest.raises(ConfigError, match=f"on node {platform.node()}: there is no folder .*elsewhere"):
-        asyncio.run(LoadActor().prepare(0, plan, tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["text", "chat"])
