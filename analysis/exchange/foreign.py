@@ -5,7 +5,7 @@ Nothing here is valid or void, because no other tool proves that its client kept
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -187,16 +187,6 @@ def assumed_length(requests: pa.Table) -> list[str]:
     return [
         "how many tokens a failed request had asked for is not reported: TPOT and ITL take the median of the "
         f"answers ({max(lengths)})"
-    ]
-
-
-def released(waits: Sequence[float], scale: float) -> list[str]:
-    """The note on a tool that reports when it released requests, not when it planned to; `scale` to ms."""
-    if not waits:
-        return []
-    return [
-        f"from its own release of a request to the send it took up to {scale * max(waits):.1f} ms: a part of "
-        "its client's lag, not all of it"
     ]
 
 

@@ -1,16 +1,15 @@
 """Read the loads in a result file of vLLM's benchmark, GuideLLM or AIPerf.
 
 `vllm bench serve --save-result --save-detailed`, as vLLM 0.32.0 writes it: `start_times` (the send, on a
-clock of its own), `queue_times` (from release to send, not in every version), `ttfts`, `itls` and `latencies`
-in seconds from the send, `errors` (empty if answered).
+clock of its own), `ttfts`, `itls` and `latencies` in seconds from the send, `errors` (empty if answered).
 
 GuideLLM 0.8.1, one load per benchmark: times are wall seconds. `info.timings.targeted_start` is the planned
 send of a rate strategy, so that latencies can count from the due time as ours do; of a closed loop it is no
 plan, and the send replaces it.
 
-AIPerf 0.13.0, `profile_export.jsonl`, a line per request: `metadata.request_start_ns` is the send and
-`metadata.credit_issued_ns` the release by its scheduler, by the wall clock; `metrics.*.value` in ms count
-from the send. A summary file beside it, which is read if it exists, has its version and its own percentiles.
+AIPerf 0.13.0, `profile_export.jsonl`, a line per request: `metadata.request_start_ns` is the send by the wall
+clock; `metrics.*.value` in ms count from the send. A summary file beside it, which is read if it exists, has
+its version and its own percentiles.
 """
 
 import json
@@ -74,8 +73,6 @@ def _vllm_bench(tree: Tree, path: Path, part: str) -> Foreign:
         )
     if not tree["ttfts"]:
         raise RunError(f"{path} holds no request: nothing can be judged")
-    if len({len(tree[name]) for name in VLLM_DETAIL}) > 1:
-        raise RunError(f"{path} is not whole: its lists of requests differ in length")
     count = len(tree["ttfts"])
     starts, ends = tree.get("start_times") or [None] * count, tree.get("latencies") or [None] * count
     rows = []
@@ -102,11 +99,7 @@ def _vllm_bench(tree: Tree, path: Path, part: str) -> Foreign:
         for ours, theirs in VLLM_OWN.items()
     }
     own = {name: figures for name, figures in own.items() if any(ms is not None for ms in figures)}
-    notes = (
-        *VLLM_NOTES,
-        *foreign.assumed_length(requests),
-        *foreign.released(tree.get("queue_times") or (), 1e3),
-    )
+    notes = (*VLLM_NOTES, *foreign.assumed_length(requests))
     return Foreign(path, VLLM_BENCH, "unknown", requests, False, offered, own, notes, part)
 
 
@@ -159,17 +152,8 @@ def _guidellm_load(benchmark: Tree, path: Path, version: str, part: str) -> Fore
     due_known = strategy["type_"] in RATED
     kinds = ("successful", "errored", "incomplete")
     stats = [(kind, request) for kind in kinds for request in benchmark["requests"].get(kind) or ()]
-    try:
-        # A request that never began before the tool ended was not sent.
-        sent = [
-            (kind, request)
-            for kind, request in stats
-            if dict(request["info"]["timings"]).get("request_start") is not None
-        ]
-    except (KeyError, TypeError) as error:
-        raise RunError(
-            f"{path} has no times of single requests: GuideLLM 0.8 saves them in info.timings"
-        ) from error
+    # A request that never began before the tool ended was not sent.
+    sent = [each for each in stats if each[1]["info"]["timings"].get("request_start") is not None]
     if not sent:
         raise RunError(f"{path} holds no request of its benchmark {part or '0'}: nothing can be judged")
     requests = foreign.table(_guidellm_row(kind, request, due_known) for kind, request in sent)
@@ -248,8 +232,6 @@ def _guidellm_outcome(kind: str, request: Tree, body: Tree) -> Row:
 
 AIPERF_SUMMARY = "profile_export_aiperf.json"
 """The summary beside AIPerf's records; not needed."""
-AIPERF_NEEDED = ("request_start_ns", "benchmark_phase")
-AIPERF_ANSWERED = ("time_to_first_token", "request_latency")
 AIPERF_OWN = {
     "ttft_from_send": "time_to_first_token",
     "tpot": "inter_token_latency",
@@ -261,20 +243,11 @@ AIPERF_NOTES = (DUE_UNKNOWN, LENGTH_UNKNOWN, 'its "inter token latency" is what 
 
 def _aiperf(lines: Sequence[Tree], path: Path) -> Foreign:
     """All records of a file, which are one load."""
-    for line in lines:
-        missing = [name for name in AIPERF_NEEDED if line["metadata"].get(name) is None]
-        if not line.get("error"):
-            missing += [name for name in AIPERF_ANSWERED if name not in line["metrics"]]
-        if missing:
-            what = "not a streamed run, or of an AIPerf unlike 0.13, which is read here"
-            raise RunError(f"{path} lacks {missing[0]}: {what}")
     rows = [_aiperf_row(line) for line in lines]
     if not any(row["phase"] == WINDOW for row in rows):
         raise RunError(f"{path} holds no request after its warm-up: nothing can be judged")
     requests, summary = foreign.table(rows), _aiperf_summary(path.with_name(AIPERF_SUMMARY), rows)
-    released = [line["metadata"] for line in lines if line["metadata"].get("credit_issued_ns") is not None]
-    waits_ns = [request["request_start_ns"] - request["credit_issued_ns"] for request in released]
-    notes = [*AIPERF_NOTES, *foreign.assumed_length(requests), *foreign.released(waits_ns, 1 / NS_PER_MS)]
+    notes = [*AIPERF_NOTES, *foreign.assumed_length(requests)]
     if not all("usage_completion_tokens" in line["metrics"] for line in lines if not line.get("error")):
         notes.append("output tokens were counted by the client's tokenizer, not reported by the server")
     if not summary:
@@ -309,7 +282,7 @@ def _aiperf_outcome(line: Tree) -> Row:
         http_status = int(code) if isinstance(code, int) and 400 <= code < 600 else None
         return foreign.failure(str(error.get("message") or error.get("type")), http_status)
     values = {name: metric["value"] for name, metric in line["metrics"].items()}
-    first, last = (round(values[name] * NS_PER_MS) for name in AIPERF_ANSWERED)
+    first, last = (round(values[name] * NS_PER_MS) for name in ("time_to_first_token", "request_latency"))
     output = values.get("usage_completion_tokens", values.get("output_sequence_length"))
     gaps_ms = values.get("inter_chunk_latency")
     return {

@@ -12,7 +12,7 @@ from analysis.capacity.window_counts import in_window
 from analysis.results import summary
 from analysis.results.experiment_facts import describe
 from analysis.results.runs import Run, RunError
-from analysis.rows import metrics
+from analysis.rows import metrics, parquet
 from analysis.rows.metrics import METRICS, Metric
 from analysis.rows.records import REQUESTS
 from analysis.stats.quantiles import quantile
@@ -25,21 +25,9 @@ BY = (
 """Columns that rows are grouped by."""
 QUANTILES = (0.5, 0.9, 0.99)
 
-_WORDS = ("run", "engine", "model", "layout", "routing", "workload", "tokens")
-CAPACITIES = pa.schema(
-    [
-        *((name, pa.string()) for name in _WORDS),
-        ("nodes", pa.int64()),
-        *((f"bound_{column(limit)}", pa.float64()) for limit in LIMITS),
-        ("verdict", pa.string()),
-        *((f"{name}_qps_per_node", pa.float64()) for name in ("estimate", "low", "high", "certified")),
-        ("interval_of", pa.string()),
-        ("binding", pa.string()),
-        ("windows_used", pa.int64()),
-        ("requests", pa.int64()),
-    ]
-)
+CAPACITIES = parquet.described("capacities")
 """Schema of `capacity_table`."""
+_WORDS = ("engine", "model", "layout", "routing", "workload", "tokens", "nodes")
 
 
 def percentiles(
@@ -126,7 +114,7 @@ def _capacity_line(run: Run) -> Mapping[str, object]:
     counted = verdict.requests if verdict else None
     line = {
         "run": run.name,
-        **{name: getattr(experiment, name) for name in (*_WORDS[1:], "nodes")},
+        **{name: getattr(experiment, name) for name in _WORDS},
         **{f"bound_{column(limit)}": getattr(experiment.slo, column(limit)) for limit in LIMITS},
         "verdict": summary.word(verdict),
         "requests": counted.rows if counted else run.requests(columns=["seq"]).num_rows,

@@ -164,13 +164,3 @@ def test_a_servers_words_are_no_formula_in_csv_and_themselves_in_json(tmp_path: 
 def test_what_cannot_be_exported_is_refused(path: Path, format: str, expected: str) -> None:
     with pytest.raises(RunError, match=expected):
         export(path, format)
-
-
-def test_a_study_is_exported_by_its_parts(tmp_path: Path) -> None:
-    study = tmp_path / "study"
-    shutil.copytree(GOLDEN, study / "one")
-    parts = [{"name": "one", "exit_code": 0}]
-    tree = {"study": "deployments", "exit_code": 0, "names": ["one"], "parts": parts}
-    (study / "study.json").write_text(json.dumps(tree))
-    with pytest.raises(RunError, match="is a study, not a run: choose one of its parts, .*/study/NAME$"):
-        export(study, "csv")

@@ -1,15 +1,12 @@
 """analysis.exchange.compared: a ratio of what is claimed, none of what is void, warnings."""
 
 import json
-import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from analysis import Run, RunError, load_run
 from analysis.capacity.paired_ratio import Ratio, unpaired
@@ -81,29 +78,6 @@ def test_rates_are_paired_nearest_with_nearest(
     ours: list[float], theirs: list[float], expected: list[tuple[int, int]]
 ) -> None:
     assert side_by_side.nearest(ours, theirs) == expected
-
-
-@given(*2 * [st.lists(st.floats(4.0, 6.0), max_size=8, unique=True)])
-def test_a_pair_of_rates_is_near_and_no_two_would_rather_have_each_other(
-    ours: list[float], theirs: list[float]
-) -> None:
-    pairs = side_by_side.nearest(ours, theirs)
-    partner = dict(pairs), {j: i for i, j in pairs}
-    assert len(partner[0]) == len(partner[1]) == len(pairs)
-
-    def apart(i: int | None, j: int | None) -> float:
-        """Far from nobody, so that any near rate is rather taken than none."""
-        if i is None or j is None:
-            return math.inf
-        return abs(math.log(ours[i] / theirs[j]))
-
-    farthest = math.log1p(side_by_side.NEAR)
-    assert all(apart(i, j) <= farthest for i, j in pairs)
-    for i in range(len(ours)):
-        for j in range(len(theirs)):
-            given_up = min(apart(i, partner[0].get(i)), apart(partner[1].get(j), j))
-            # Of two that are as near but for a last digit either may be taken.
-            assert apart(i, j) > farthest or apart(i, j) >= given_up - 1e-12
 
 
 def faster(experiment: Experiment) -> Experiment:

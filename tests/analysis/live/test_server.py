@@ -115,13 +115,6 @@ def test_a_request_that_is_too_long_is_cut_off(server: LiveServer) -> None:
     assert answer.startswith(b"HTTP/1.1 431")
 
 
-def test_a_client_that_says_nothing_is_dropped(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(live_server, "HEAD_S", 0.2)
-        assert said(server, b"GET / HTTP/1.1\r\nHost: localhost\r\n") == b""
-    assert asked(server)[0].status == 200
-
-
 def test_a_client_that_trickles_is_dropped_too(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_server, "HEAD_S", 0.3)
     with connected(server) as line, pytest.raises(OSError):

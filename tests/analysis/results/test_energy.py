@@ -1,6 +1,5 @@
 """analysis.results.energy by known answers: on the screen, in the report and a plan; runs without power."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -182,10 +181,6 @@ def test_the_screen_says_whose_watts_and_a_run_without_power_says_none() -> None
     assert "power" not in screen(unknown)  # a simulated engine, of which nobody expects it
     real = replace(unknown, experiment=replace(unknown.experiment, engine="vllm"))
     assert "power: unknown: nobody tells" in screen(real)
-
-
-def test_figures_survive_their_file() -> None:
-    assert from_tree(PowerFigures, json.loads(json.dumps(to_tree(KNOWN))), "a test") == KNOWN
 
 
 def test_the_report_has_a_section_or_says_why_not(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from analysis.results import published_ladder as judged
@@ -68,14 +67,6 @@ def test_the_papers_rules_give_the_statuses_of_its_own_tables(name: str, end: in
             assert (row.status, result) == ("OK", "DEGRADED")
             continue
         assert result == row.status, row
-
-
-def test_a_plateau_is_told_although_the_paper_calls_it_degraded() -> None:
-    # DeepSeek V3.2 at 200 has 1.015 times the throughput at 100: SATURATED by table 7, DEGRADED in table 16.
-    at_100, at_200 = PUBLISHED[DEEPSEEK][4:6]
-    assert at_200.status == "DEGRADED"
-    assert judged.status(1.0, at_200.p99_s, at_200.total_tok_s, 4.2, at_100.total_tok_s) == "DEGRADED"
-    assert judged.plateau(at_200.total_tok_s, at_100.total_tok_s)
 
 
 @pytest.mark.parametrize(
@@ -147,13 +138,6 @@ def test_a_model_that_is_not_the_papers_has_nominal_lengths_and_nothing_beside_i
     assert published_model_of(ready()) is None
     experiment = ready("progressive.lengths=workload")
     assert {level.prompt_tokens for level in published_ladder.levels(experiment) if not level.shape} == {5600}
-
-
-def test_another_layout_of_a_papers_model_has_no_published_rows_beside_it() -> None:
-    experiment = ready("model=qwen3_vl_235b_bf16", "layout=dp1_tp8_ep8")
-    assert not any(level.published for level in published_ladder.levels(experiment))
-    scaling = [level.concurrency for level in published_ladder.levels(experiment) if level.phase == "scaling"]
-    assert scaling[0] == 10
 
 
 @pytest.mark.parametrize("name", SUBJECT)
@@ -303,17 +287,6 @@ def test_the_plateau_above_450_is_that_of_the_request_count(replayed: dict[str, 
     assert full[1000]["in_flight"] > 950
 
 
-@pytest.mark.slow
-def test_runs_differ_where_the_engine_has_noise() -> None:
-    words = ["engine=simulated_aiter", "progressive.runs=3"]
-    tree = to_tree(prediction.predicted_ladder(ready(*SUBJECT[LLAMA].words, *words)))
-    lines = tree["progressive"]["levels"]
-    for line in lines:
-        spread = line["total_tok_s_spread"]
-        assert spread["cov"] > 0 and spread["mean"]["low"] < line["total_tok_s"] < spread["mean"]["high"]
-    assert "3 runs: CoV of tok/s" in text_of(tree)
-
-
 def test_prompts_that_differ_find_nothing_cached() -> None:
     trees = [
         to_tree(prediction.predicted_ladder(of(name, "progressive.prompts=unique"))) for name in (LLAMA, QWEN)
@@ -418,21 +391,6 @@ def test_a_void_level_is_no_result() -> None:
     tree = concluded(experiment, [run], {4: "client_limited"})
     assert (tree["valid"], tree["exit_code"]) == (False, 4)
     assert "VOID: client_limited" in text_of(tree)
-
-
-@pytest.mark.slow
-def test_the_verb_prints_tables_and_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["progressive", *SUBJECT[LLAMA].words, "progressive.runs=2"]
-    parquet, tree = tmp_path / "a.parquet", tmp_path / "a.json"
-    assert main([*words, "--out", str(parquet)]) == 0
-    shown = capsys.readouterr()
-    assert "saturation" in shown.out and "rms of ln error" in shown.out
-    assert "saturation, C = 1000" in shown.err and "saturation, C" not in shown.out
-    table = pq.read_table(parquet)
-    assert table.schema.names == judged.LEVELS.names and table.num_rows == 16
-    assert main([*words, "--json", "--out", str(tree)]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result == json.loads(tree.read_text()) | {"event": "result"}
 
 
 def test_the_suffix_of_a_file_says_how_levels_are_written(

@@ -81,10 +81,6 @@ def test_an_interval_of_a_latency_never_reaches_below_zero():
     assert sectioning(np.zeros(100), 0.9) == (0.0, 0.0)
 
 
-def test_parzen_window():
-    assert [parzen(u) for u in (0.0, 0.5, 1.0)] == [1.0, 0.25, 0.0]
-
-
 def test_overdispersion_by_hand():
     over, seen, mu = np.array([3.0, 0.0]), np.array([10.0, 10.0]), np.array([0.1, 0.1])
     total = 2.0**2 + 1.0 + 2 * parzen(1 / 2) * (2.0 * -1.0)
@@ -121,16 +117,6 @@ def test_overdispersion_of_independent_requests_is_one_and_of_whole_blocks_is_th
     )
 
 
-def test_memory_over_many_blocks_counts_for_more_than_the_lags_see():
-    rng = np.random.default_rng(6)
-    pairs, runs = (np.repeat(rng.binomial(1, 0.1, 40_000 // n), n) * 40.0 for n in (2, 8))
-    two, eight = (
-        overdispersion(x, np.full(40_000, 40.0), np.full(40_000, 0.1)).inflation for x in (pairs, runs)
-    )
-    assert two == pytest.approx(80 * 2**GROWTH, rel=0.1)
-    assert eight > 400 * 0.99
-
-
 def test_counts_that_are_as_expected_are_taken_as_independent_and_never_as_better():
     """Their variance is 0. They count as independent, whose inflation is 1, beside the start value."""
     seen, mu = np.full(40, 20.0), np.full(40, 0.2)
@@ -156,15 +142,6 @@ def test_a_drift_is_believed_until_the_blocks_say_otherwise():
     per_request = (25 * 0.0136) ** 2 * 0.1 * 0.9 * correlations
     few, many = (Dispersion.unknown(np.full(10, n)).inflation for n in (20.0, 25_000.0))
     assert (many - few) / 24_980 == pytest.approx(per_request, rel=0.02)
-
-
-def test_few_blocks_keep_near_the_start_value():
-    rng = np.random.default_rng(7)
-    few, many = (
-        overdispersion(40.0 * rng.binomial(1, 0.1, n), np.full(n, 40.0), np.full(n, 0.1)) for n in (12, 9000)
-    )
-    assert few.freedom < 9 < 300 < many.freedom
-    assert abs(many.inflation - 40) < 8
 
 
 def test_neighbours_taken_together_are_blocks_of_their_sum():
