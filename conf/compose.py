@@ -25,7 +25,6 @@ from conf.specs.engine import ENGINES, SimulatedEngine
 from conf.specs.experiment import Experiment
 from conf.specs.layout import Layout
 from conf.specs.planning import Planning, Recommendation
-from conf.specs.workload import overruled
 from conf.typed import Source, typed
 from conf.word_values import Word, are_listed, nested, of_keys, parsed, spelled
 from conf.words import ROOT, group_file, groups, refuse_twice, split_words
@@ -42,6 +41,12 @@ Tree = dict[str, Any]
 UNKNOWN = "unknown"
 NAMED_GROUPS = ("model", "hardware", "layout", "routing")
 """Groups of which the defaults say nothing about external endpoints."""
+OWN_LENGTHS = {
+    "input_tokens": "max_prompt_tokens or the tokens of a part",
+    "output_tokens": "answer_tokens.mean",
+}
+"""Keys of a workload that its conversations overrule, and theirs."""
+BY_TURNS = {"kind": "conversation"}
 MOST_NAME_BYTES = 200
 """Most bytes of a run's name: file systems take 255, and names of parts and unfinished files are longer."""
 
@@ -213,11 +218,15 @@ def _unnamed(choices: Mapping[str, str], settings: Sequence[Word]) -> Tree:
 
 
 def _refuse_overruled(tree: Tree, settings: Sequence[Word]) -> None:
-    """Raise ConfigError for words that the conversations of the workload would overrule."""
+    """Raise ConfigError for words with lengths, which conversations have themselves."""
     if value_at(_over(tree, of_keys(settings, ["workload.conversations"])), "workload.conversations") is None:
         return
-    if reasons := list(filter(None, (overruled(word.tree) for word in settings))):
-        raise ConfigError(*reasons)
+    for name, instead in OWN_LENGTHS.items():
+        if any(value_at(word.tree, f"workload.{name}") not in (None, BY_TURNS) for word in settings):
+            raise ConfigError(
+                f"workload.{name}: conversations give the requests their lengths; leave it out, or set "
+                f"workload.conversations.{instead}"
+            )
 
 
 def _refuse_dropped(

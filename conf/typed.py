@@ -42,8 +42,6 @@ OPEN = ("target.", "engine.args", "engine.env")
 WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 MOST_ERRORS = 50
 """Most errors of a tree that are said: to find the nearest key takes some 10 ms (our choice)."""
-MOST_WHOLE = 1e15
-"""Bounds from here on are shown with an exponent."""
 
 
 def typed(spec: type[Spec], tree: Mapping[str, Any], source: Source, refusals: Refusals) -> Spec:
@@ -136,28 +134,32 @@ def _line(root: Fields, key: str, error: Mapping[str, Any]) -> str:
 def wrong(root: Fields, key: str, value: Any) -> str:
     """One line on a value that the type of its key does not take."""
     kind, _, ranges = bare(type_of(root, key))
-    if (fields := fields_of(kind)) is not None:
-        such = setting(fields, key, value) or f"{key}.{next(iter(fields))}=..."
-        return f"{key} is a group of keys; set one of them, such as {such}"
-    if get_origin(kind) is dict:
-        return f"{key} is a mapping of names to values; set one of them: {key}.NAME=VALUE"
     if get_origin(kind) is list:
         key = _without_places(key)
         kind = bare(type_of(root, key)).kind
-        nested = get_origin(get_args(kind)[0]) is list
-        return f"{key} must be a list{' of lists' if nested else ''}: {key}={sample(kind, key)}"
-    key, limits = short_key(key), _range(ranges)
-    choices = get_args(kind) if get_origin(kind) is Literal else ()
-    wanted = f"one of {', '.join(map(str, choices))}" if choices else WANTED.get(kind, "something else")
-    wanted += limits
+    wanted, limits, key = _wanted(kind, key), _range(ranges), short_key(key)
     if value is None:
-        return f"{key} has no value; give it {wanted} or leave it out"
+        return f"{key} has no value; give it {wanted}{limits} or leave it out"
     if isinstance(value, float) and not math.isfinite(value):
-        wanted = f"finite{' and' + limits.removeprefix(' of') if limits else ''}"
-    elif _is_number(value) and (kind is float or (kind is int and isinstance(value, int))):
-        wanted = limits.removeprefix(" of").removeprefix(" from").strip()
-    is_shown = not (key.startswith(OPEN) or isinstance(value, Mapping | list) or SECRET_SETTING.search(key))
-    return f"{key}{f'={shown(value)}' if is_shown else ''} must be {wanted}{hint(_near(kind, key, value))}"
+        wanted = "finite, " + wanted
+    elif limits and fits(kind, value):
+        wanted, limits = "", limits.removeprefix(" of").removeprefix(" from").lstrip()
+    is_whole = not isinstance(value, Mapping | list) and key not in SAMPLES
+    is_shown = is_whole and not (key.startswith(OPEN) or SECRET_SETTING.search(key))
+    said = f"{key}={shown(value)}" if is_shown else key
+    return f"{said} must be {wanted}{limits}{hint(_near(kind, key, value))}"
+
+
+def _wanted(kind: Any, key: str) -> str:
+    if (fields := fields_of(kind)) is not None:
+        return f"a group of keys: {key}.{next(iter(fields))}=..."
+    if get_origin(kind) is dict:
+        return f"a mapping of names to values: {key}.NAME=VALUE"
+    if get_origin(kind) is list:
+        return f"a list: {key}={sample(kind, key)}"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    return WANTED.get(kind, "something else")
 
 
 def _near(kind: Any, key: str, value: Any) -> list[str]:
@@ -182,11 +184,7 @@ def _range(ranges: Iterable[Any]) -> str:
 
 
 def _number(end: float) -> str:
-    return str(int(end)) if end == int(end) and (isinstance(end, int) or end < MOST_WHOLE) else f"{end:.3g}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{end:.3g}" if end % 1 else f"{end:.0f}"
 
 
 MOST_SHOWN = 60
@@ -202,33 +200,16 @@ def unknown(root: Fields, key: str, value: Any) -> str:
     for depth, part in enumerate(parts):
         if fields is None:
             above = ".".join(parts[:depth])
-            kind = bare(dict(keys(root))[above]).kind
+            kind = bare(type_of(root, above)).kind
             if kind is Any or get_origin(kind) is dict:
                 return ""
             return f"{above} has no keys of its own; set it whole: {above}={sample(kind, above)}"
         if part not in fields:
-            near = hint(_meant(root, parts, depth, value)) or f"; choose from {', '.join(fields)}"
-            return f"unknown key '{one_line(key, MOST_SHOWN)}'{near}"
+            near = hint(_meant(root, list(fields), parts, depth, value))
+            choices = f"; choose from {', '.join(fields)}"
+            return f"unknown key '{one_line(key, MOST_SHOWN)}'{near or choices}"
         fields = fields_of(fields[part])
     return ""
-
-
-def setting(kind: Any, key: str, value: Any) -> str:
-    """The key with the value, or one of a group's keys that can have it; empty if none can."""
-    if (fields := fields_of(kind)) is not None:
-        if value is None:
-            return ""
-        inner = (setting(fields[name], f"{key}.{name}", value) for name in fields if is_figure(fields[name]))
-        return next(filter(None, inner), "")
-    if not fits(kind, value):
-        return ""
-    return f"{key}={shown(value)}" if is_figure(kind) and not SECRET_SETTING.search(key) else key
-
-
-def is_figure(kind: Any) -> bool:
-    """True for a type whose values are numbers or choices, which are never secret."""
-    kind = bare(kind).kind
-    return kind in (bool, int, float) or get_origin(kind) is Literal
 
 
 def shown(value: Any) -> str:
@@ -247,28 +228,26 @@ def sample(kind: Any, key: str = "") -> str:
     return {bool: "true", int: "1", float: "1.5"}.get(kind, "TEXT")
 
 
-def _meant(root: Fields, parts: list[str], depth: int, value: Any) -> list[str]:
-    """Keys that may be meant: those with this ending, else the nearest in the group, else anywhere."""
+def _meant(root: Fields, names: list[str], parts: list[str], depth: int, value: Any) -> list[str]:
+    """Keys that may be meant: those with this ending, else the nearest in the group, else by the last part.
+
+    A number or a choice, which is never secret, is repeated.
+    """
     known, key = dict(keys(root)), ".".join(parts)
-    above = "".join(f"{part}." for part in parts[:depth])
-    whole = [name for name in known if name.endswith(f".{key}")]
-    near = [name for name in whole if setting(known[name], name, value)] or whole
+    near = [name for name in known if name.endswith(f".{key}")]
     if not near:
-        tail = "".join(f".{part}" for part in parts[depth + 1 :])
-        within = [name.removeprefix(above) for name in known if name.startswith(above)]
-        near = [above + name + tail for name in nearest(parts[depth], [n for n in within if "." not in n])]
-    if not near and (rest := key.partition(".")[2]) in known:
-        near = [rest]
+        alike = nearest(parts[depth], names)
+        near = [".".join([*parts[:depth], name, *parts[depth + 1 :]]) for name in alike]
     if not near and not depth:
-        near = nearest(key, list(known)) or _by_last(parts[-1], list(known))
-    settings = [(setting(known[name], name, value) or name) if name in known else name for name in near]
-    return sorted(settings, key=lambda name: "=" not in name)[:MOST]
+        lasts = {name.rpartition(".")[2]: name for name in reversed(known)}
+        near = [lasts[last] for last in nearest(parts[-1], list(lasts))]
+    fitting = [name for name in near if _is_figure(known.get(name)) and fits(known[name], value)]
+    return [f"{name}={shown(value)}" if name in fitting else name for name in fitting or near][:MOST]
 
 
-def _by_last(part: str, known: Sequence[str]) -> list[str]:
-    """The keys whose last part is nearest."""
-    lasts = nearest(part, list(dict.fromkeys(name.rpartition(".")[2] for name in known)))
-    return [name for last in lasts for name in known if name.rpartition(".")[2] == last]
+def _is_figure(kind: Any) -> bool:
+    kind = bare(kind).kind
+    return kind in (bool, int, float) or get_origin(kind) is Literal
 
 
 def schema_text() -> str:

@@ -1,5 +1,6 @@
 """Values of words: `slo.ttft_p90_ms=1500` becomes a tree of plain values that a configuration takes."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,13 +13,12 @@ import yaml
 from conf import constants
 from conf.io import bounded_yaml
 from conf.io.check import ConfigError, Refusals
-from conf.io.one_line import one_line
 from conf.keys import Fields, bare, fields_of, type_of
 from conf.specs.bounds import LIMITS, METRICS, column, limit_of
 from conf.specs.engine import ENGINES
 from conf.specs.request_sizes import Lengths
 from conf.typed import unknown
-from conf.words import key_and_value
+from conf.words import key_and_value, refuse_twice
 
 LIST = "slo.bounds"
 SAMPLE = "slo.bounds=[{metric: ttft, quantile: .9, ms: 2000}, {metric: itl, quantile: .99, ms: 80}]"
@@ -32,16 +32,15 @@ def spelled(words: Sequence[str], refusals: Refusals) -> list[str]:
 
     A list of bounds that is none, or that stands beside other bounds, is left out and refused.
     """
-    if not are_listed(words):
-        return [_spelled(word) for word in words]
     others = [word for word in words if not word.startswith(f"{LIST}=")]
-    also_set = [word.partition("=")[0] for word in others if _SHORT.search(word.partition("=")[0])]
-    if also_set:
-        refusals.reasons.append(f"{LIST} and {also_set[0]} set the same; leave one of them out")
-        return [_spelled(word) for word in others]
-    with refusals.collected():
-        return [*others, *_listed(next(word for word in words if word.startswith(f"{LIST}=")))]
-    return others
+    if are_listed(words):
+        also_set = [word.partition("=")[0] for word in others if _SHORT.search(word.partition("=")[0])]
+        refusals.reasons += [f"{LIST} and {key} set the same; leave one of them out" for key in also_set[:1]]
+        with refusals.collected():
+            bounds = _listed(next(word for word in words if word not in others))
+            refuse_twice(bounds, refusals)
+            others += bounds * (not also_set)
+    return [_spelled(word) for word in others]
 
 
 def are_listed(words: Sequence[str]) -> bool:
@@ -72,38 +71,29 @@ def _spelled(word: str) -> str:
 
 
 def _listed(word: str) -> list[str]:
+    """A word for each bound of a list; the usual bounds that it lacks are unset."""
     try:
         bounds = bounded_yaml.read(word.partition("=")[2])
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{LIST}: the value is not YAML; write {SAMPLE}") from error
     if not isinstance(bounds, list) or not bounds:
         raise ConfigError(f"{LIST} must be a list with a bound or more: {SAMPLE}")
-    ms_of_key: dict[str, str] = {}
-    for bound in bounds:
-        key, ms = _bound(bound)
-        if key in ms_of_key:
-            raise ConfigError(f"{LIST}: the bound {key} is given twice; leave one of them out")
-        ms_of_key[key] = ms
-    unset = {column(limit): "null" for limit in LIMITS}
-    return [_spelled(f"slo.{key}={ms}") for key, ms in (unset | ms_of_key).items()]
+    words = [_bound(bound) for bound in bounds]
+    keys = [word.partition("=")[0] for word in words]
+    return words + [f"{key}=null" for limit in LIMITS if (key := f"slo.{column(limit)}") not in keys]
 
 
-def _bound(bound: Any) -> tuple[str, str]:
-    """The short key of a bound in a list, and its value."""
+def _bound(bound: Any) -> str:
+    """The word of a bound in a list."""
     if not isinstance(bound, dict) or set(bound) != {"metric", "quantile", "ms"}:
         raise ConfigError(f"{LIST}: each bound has metric, quantile and ms: {SAMPLE}")
     metric, quantile, ms = (bound[name] for name in ("metric", "quantile", "ms"))
-    if metric not in METRICS:
-        raise ConfigError(
-            f"{LIST}: metric must be one of {', '.join(METRICS)}, not {one_line(str(metric), 40)}"
-        )
-    for name, value in (("quantile", quantile), ("ms", ms)):
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{LIST}: {name} must be a number, not {one_line(str(value), 40)}")
     try:
-        return column(limit_of(metric, float(quantile))), repr(float(ms))
-    except ValueError as error:
-        raise ConfigError(f"{LIST}: {error}") from error
+        return f"slo.{column(limit_of(metric, quantile))}={json.dumps(ms)}"
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{LIST}: metric is one of {', '.join(METRICS)}, quantile from .5 to .999, of three digits"
+        ) from error
 
 
 FIXED = asdict(Lengths(1))

@@ -1,8 +1,8 @@
 """Specs of the requests that are sent, how they arrive, and of chats with memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from conf.io.check import AtLeastOne, BelowOne, NotNegative, Positive, Range, Whole, require
 from conf.specs.request_sizes import Images, Lengths
@@ -16,19 +16,6 @@ CHARACTER_SHARE, PERSONA_SHARE, MESSAGE_SHARE = 1 / 2, 1 / 8, 1 / 16
 Longer draws are cut off, so that every session has room for a history (our choice).
 """
 PART_NAMES = ("system", "character", "persona", "history", "message")
-LENGTHS, SHARES = "give the requests their lengths", "have sessions and shared beginnings of their own"
-RULES = {
-    "input_tokens": (
-        LENGTHS,
-        "max_prompt_tokens, turns, system_tokens, character_tokens.mean, persona_tokens.mean or "
-        "message_tokens.mean",
-    ),
-    "output_tokens": (LENGTHS, "answer_tokens.mean"),
-    "prefix_hit": (SHARES, "system_tokens and character_tokens.mean"),
-    "session_hit": (SHARES, "turns and truncation"),
-    "sessions": (SHARES, "turns, the messages of a session"),
-}
-"""Keys of a workload that conversations overrule: why, and what to set instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +94,6 @@ def _check_template(parts: Sequence[PromptPart]) -> None:
         cut in ([], ["history"]) and bool(cut) == bool(parts),
         "workload.conversations.template: history must have truncation_priority=1 and the others 0",
     )
-
-
-def overruled(word: Mapping[str, Any]) -> str:
-    """One line, with the remedy, on a word (as a tree) that conversations overrule; empty if they do not.
-
-    It goes by the word, because a saved experiment holds the means that its conversations gave its lengths.
-    """
-    for name, value in (word.get("workload") or {}).items():
-        if name not in RULES:
-            continue
-        why, instead = RULES[name]
-        unless = {"kind": "conversation"} if why == LENGTHS else 0
-        if value != unless:
-            return (
-                f"workload.{name}: conversations {why}; leave it out, or set workload.conversations.{instead}"
-            )
-    return ""
 
 
 LEAST_BURSTINESS = 0.001

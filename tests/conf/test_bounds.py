@@ -92,12 +92,14 @@ def test_a_list_of_bounds_replaces_the_usual_ones_and_those_of_a_saved_run(tmp_p
         (["slo.itl_within=1"], "slo.itl_within=1 must be above 0 and below 1"),
         (["slo.bounds=[]"], "slo.bounds must be a list"),
         (["slo.bounds=[{metric: ttft, ms: 3}]"], "each bound has metric, quantile and ms"),
-        (["slo.bounds=[{metric: ttft, quantile: 1, ms: 3}]"], "quantile 1 is no bound's; give one from .5"),
-        (["slo.bounds=[{metric: ttft, quantile: 1.5, ms: 3}]"], "quantile 1.5 is no bound's"),
-        (["slo.bounds=[{metric: ttft, quantile: .9995, ms: 3}]"], "quantile 0.9995 is no bound's"),
-        (["slo.bounds=[{metric: ttft, quantile: .9905, ms: 3}]"], "give it at most three digits"),
-        (["slo.bounds=[{metric: wait, quantile: .9, ms: 3}]"], "metric must be one of"),
-        (["slo.bounds=[{metric: ttft, quantile: .9, ms: x}]"], "ms must be a number"),
+        *(
+            ([f"slo.bounds=[{{metric: {bound}, ms: 3}}]"], "slo.bounds: metric is one of ttft")
+            for bound in (
+                "wait, quantile: .9",
+                *(f"ttft, quantile: {share}" for share in ("1", "1.5", ".9995", ".9905", "x")),
+            )
+        ),
+        (["slo.bounds=[{metric: ttft, quantile: .9, ms: x}]"], "slo.ttft_p90_ms=x must be a number"),
         (
             ["slo.bounds=[{metric: itl, quantile: .9, ms: 3}, {metric: itl, quantile: .9, ms: 4}]"],
             "is given twice",

@@ -43,7 +43,7 @@ WRONG = {
     "workload.input_tokens=0": "mean=0 tokens must be at least 1",
     "target.urls.0=a": "target.urls has no keys of its own; set it whole: target.urls=[http://HOST:PORT,...]",
     "target.urls[0]=a": "set the whole list, target.urls=[...]",
-    "workload.arrivals.burstiness=.inf workload.arrivals.kind=gamma": "burstiness=inf must be finite and at",
+    "workload.arrivals.burstiness=.inf workload.arrivals.kind=gamma": "burstiness=inf must be finite",
     "workload.arrivals.burstiness=0": "burstiness=0 must be at least 0.001",
     "workload.arrivals.burstiness=2": "burstiness=2.0 belongs to workload.arrivals.kind=gamma or vllm_bench",
     "workload=trace": "workload trace needs workload.trace=FILE",
@@ -54,7 +54,7 @@ WRONG = {
     "model.step_time.layer_us.unit=ms": "model.step_time.layer_us.unit cannot be set: of a constant only",
     "hardware.efficiency={}": "hardware.efficiency cannot be set",
     "workload.input_tokens.weights=[0.5,.nan]": "workload.input_tokens.weights[1]=nan must be",
-    "hardware.hbm_bytes=.inf": "hardware.hbm_bytes=inf must be finite and above 0",
+    "hardware.hbm_bytes=.inf": "hardware.hbm_bytes=inf must be finite, a number above 0",
     "engine.activation_bytes=-1e11": "engine.activation_bytes=-100000000000.0 must be at least 0",
     "engine.num_gpu_blocks=[1]": "engine.num_gpu_blocks must be a whole number",
 }

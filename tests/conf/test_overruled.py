@@ -20,7 +20,6 @@ BESIDE = [
     ("workload.input_tokens.kind=fixed", "max_prompt_tokens"),
     ("workload.input_tokens={mean: 3000, kind: conversation}", "max_prompt_tokens"),
     ("workload.output_tokens.mean=70", "answer_tokens.mean"),
-    ("workload.output_tokens.cv=.5", "answer_tokens.mean"),
     ("workload.prefix_hit=.5", "system_tokens and character_tokens.mean"),
     ("workload.session_hit=.5", "turns and truncation"),
     ("workload.sessions=100", "turns, the messages of a session"),
