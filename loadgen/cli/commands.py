@@ -49,8 +49,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     if experiment.search.parts > 1:
         work = several_sweeps(experiment)
     elif not arguments.config and machine.is_free(experiment, arguments.words):
-        fast = machine.fast(experiment)
-        work = machine.SearchOnFastClock(fast if arguments.dry_run else machine.beside_neighbours(fast))
+        work = machine.SearchOnFastClock(machine.fast(experiment))
     clock = work.experiment.time_scale
     planned = planned_run(experiment, pacing.swept_s(experiment), clock=clock)
     return _measured(arguments, work, planned, [experiment])
@@ -167,7 +166,7 @@ def recipe(arguments: argparse.Namespace) -> int:
         refuse_misfit(part)
     lines: list[str] = []
     if arguments.dry_run:
-        total = calibration_probes.total_line(parts, engine_model.closed_s)
+        total = calibration_probes.total_line(parts)
         lines = [*map(calibration_probes.probe_line, parts), total]
     return _measured(arguments, study, None, lines=lines)
 

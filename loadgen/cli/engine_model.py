@@ -59,13 +59,6 @@ def predict(
     return answer.predict(experiment, MODEL, parallel_map, draws, sensitivity)
 
 
-def closed_s(experiment: Experiment) -> float | None:
-    """Seconds that a closed loop takes by the engine model; None for an engine that is not simulated."""
-    if not isinstance(experiment.engine, SimulatedEngine):
-        return None
-    return float(replay.played(experiment, simulate).last_s.max())
-
-
 def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed: int) -> Simulated:
     """All requests through `nodes` nodes of the engine model, at their times or in a closed loop.
 

@@ -205,19 +205,13 @@ def _not_shown(experiment: Experiment, driver: Driver, probe: ProbeFigures, requ
         yield f"{requests} requests, and the interval of {limits} needs {needs}"
 
 
-def levels_verdict(experiment: Experiment, driver: Driver) -> RunVerdict:
-    """The beginning of a verdict on several closed loops: windows, checks, and how much was seen."""
+def seen_verdict(experiment: Experiment, driver: Driver | None, evidence: str) -> RunVerdict:
+    """A verdict without a claim about a capacity: windows, checks, and how much was seen."""
     return replace(
         _base(experiment, driver, fitted=False),
-        checks=worst_checks(_every(driver)),
-        evidence=f"{len(driver.windows.outcomes)} closed loops in {driver.elapsed_s():.0f} s",
+        evidence=evidence,
+        checks=None if driver is None else worst_checks(_every(driver)),
     )
-
-
-def answers_verdict(experiment: Experiment, driver: Driver, evidence: str) -> RunVerdict:
-    """The verdict of one side of the quality gate: answers on record, and no claim about a capacity."""
-    verdict = replace(_base(experiment, driver, fitted=False), clock="wall", evidence=evidence)
-    return _ended(verdict, EXIT_OK, "")
 
 
 def required_verdict(experiment: Experiment, driver: Driver, required: Required) -> RunVerdict:
@@ -275,11 +269,8 @@ def _pieces(experiment: Experiment, driver: Driver, rows: pa.Table, window: Wind
 
 def failure_verdict(experiment: Experiment, driver: Driver | None, exit_code: int, reason: str) -> RunVerdict:
     """The verdict of a run that was interrupted or lost its target: what was seen, no claim."""
-    verdict = replace(
-        _base(experiment, driver, fitted=False),
-        evidence=f"{len(driver.windows.outcomes) if driver else 0} windows finished before the end",
-        checks=None if driver is None else worst_checks(_every(driver)),
-    )
+    windows = len(driver.windows.outcomes) if driver else 0
+    verdict = seen_verdict(experiment, driver, f"{windows} windows finished before the end")
     return _ended(verdict, exit_code, reason, valid=False)
 
 

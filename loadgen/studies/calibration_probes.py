@@ -4,7 +4,7 @@ model.
 Each part is an ordinary probe; one that was cut short is measured anew.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from analysis.results.runs import RECORDED
@@ -87,14 +87,13 @@ def check_experiment(experiment: Experiment) -> Experiment:
     return replace(experiment, workload=_workload(CHECK, experiment))
 
 
-def total_line(parts: Sequence[Experiment], closed_s: Callable[[Experiment], float | None]) -> str:
-    """A line with the load time of all parts; `closed_s` is the engine model's time of a closed loop."""
-    lasts = [programs.load_seconds(part) or closed_s(part) for part in parts]
-    unknown, load_s = lasts.count(None), sum(filter(None, lasts))
-    besides = f", besides {unknown} closed loops that last as long as the service takes" if unknown else ""
+def total_line(parts: Sequence[Experiment]) -> str:
+    """A line with the load time of all parts."""
+    lasts = [programs.load_seconds(part) for part in parts]
+    load_s = sum(filter(None, lasts))
     return (
-        f"# in total {load_s:.0f} s ({load_s / 60:.0f} min) of load{besides}; "
-        "deployment, warm-up and drain of each part come on top"
+        f"# in total {load_s:.0f} s ({load_s / 60:.0f} min) of load, and {lasts.count(None)} closed loops as "
+        "long as the service takes; deployment, warm-up and drain of each part come on top"
     )
 
 

@@ -276,7 +276,8 @@ class PlayLadder(Job):
         figures = [judged.figures(windows.ledger.rows(number)) for number in range(len(windows.outcomes))]
         judgements = [(window.index, window.verdict) for window in windows.outcomes]
         void = {number: verdict.reason for number, verdict in judgements if not verdict.valid}
-        verdict = replace(verdicts.levels_verdict(self.experiment, driver), clock="wall")
+        evidence = f"{len(windows.outcomes)} closed loops in {driver.elapsed_s():.0f} s"
+        verdict = replace(verdicts.seen_verdict(self.experiment, driver, evidence), clock="wall")
         return concluded(verdict, self.experiment, [figures], "wall", void)
 
 
@@ -351,10 +352,9 @@ def figures(
 def _caution(experiment: Experiment) -> str:
     """The reason why no published rows stand beside a model, or why its constants need one prompt."""
     own = model_of(experiment)
-    if own and experiment.progressive.lengths == "workload":
-        return "the lengths are the workload's, not the paper's; nothing stands beside these"
     if own and not published_model_of(experiment):
-        return f"the paper's rows are of MI325X, {' and '.join(own.words[:2])}; nothing stands beside these"
+        shape = f"MI325X, {' and '.join(own.words[:2])} and lengths of its own"
+        return f"the paper's rows are of {shape}; nothing stands beside these"
     spread = experiment.model.step_time.expert_spread
     if experiment.progressive.prompts == "same" or experiment.engine.kind != "simulated" or spread.value == 1:
         return ""

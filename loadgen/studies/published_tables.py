@@ -5,13 +5,15 @@ from Little's law (docs/engine_checks.md): `saturation` rows are one burst of mi
 `scaling` rows a closed loop over min(3C, 300), all with one fixed prompt.
 """
 
-import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
 
 from analysis.results.published_ladder import PublishedLevel
 from conf import Experiment, load
@@ -69,8 +71,8 @@ class PublishedRow:
     """
 
     table: str
+    phase: str
     concurrency: int
-    burst: bool
     total_tok_s: float
     output_tok_s: float | None
     p99_s: float
@@ -84,8 +86,8 @@ class PublishedRow:
         return PublishedLevel(self.table, *figures, self.status, self.left_out)
 
     @property
-    def phase(self) -> str:
-        return SATURATION if self.burst else SCALING
+    def burst(self) -> bool:
+        return self.phase == SATURATION
 
     @property
     def requests(self) -> int:
@@ -103,20 +105,14 @@ def requests(concurrency: int, burst: bool) -> int:
 
 def published_rows(path: Path = TABLES) -> dict[str, list[PublishedRow]]:
     """The rows of each model in the order of the tables."""
+    text = "".join(line for line in path.read_text().splitlines(True) if not line.startswith("#"))
+    types = {name: pa.float64() for name in ("total_tok_s", "output_tok_s")} | {"table": pa.string()}
+    convert = pyarrow.csv.ConvertOptions(column_types=types)
+    table = pyarrow.csv.read_csv(io.BytesIO(text.encode()), convert_options=convert)
     rows: dict[str, list[PublishedRow]] = {}
-    with path.open() as file:
-        for line in csv.DictReader(line for line in file if not line.startswith("#")):
-            row = PublishedRow(
-                line["table"],
-                int(line["concurrency"]),
-                line["phase"] == SATURATION,
-                float(line["total_tok_s"]),
-                float(line["output_tok_s"]) if line["output_tok_s"] else None,
-                float(line["p99_latency_s"]),
-                line["status"],
-                line.get("left_out") or "",
-            )
-            rows.setdefault(line["model"], []).append(row)
+    for line in table.drop_columns("workload").to_pylist():
+        model, p99_s = line.pop("model"), line.pop("p99_latency_s")
+        rows.setdefault(model, []).append(PublishedRow(p99_s=p99_s, **line))
     return rows
 
 

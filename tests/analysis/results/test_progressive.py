@@ -154,7 +154,7 @@ def test_the_workloads_lengths_are_asked_of_every_model_and_nothing_published_st
     assert [level.answers.tolist() for level in other] == [level.answers.tolist() for level in levels]
     found = to_tree(published_ladder.figures(asked, [[FIGURES] * len(levels)], "virtual"))
     assert (found["fit_rms"], found["rms"]) == (None, None)
-    assert "the lengths are the workload's" in found["caution"]
+    assert "lengths of its own" in found["caution"]
 
 
 @pytest.mark.parametrize(

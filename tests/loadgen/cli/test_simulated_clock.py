@@ -12,7 +12,7 @@ from analysis import load_run
 from analysis.capacity.rules import Verdict
 from analysis.results.summary import EXIT_VOID
 from analysis.results.verdicts import RunVerdict
-from conf import Experiment, load
+from conf import load
 from loadgen.__main__ import main
 from loadgen.cli import machine, measuring
 from loadgen.run.jobs import Job, Site
@@ -30,10 +30,6 @@ def unused(*_: Any) -> Any:
 
 
 SITE = Site(unused, unused)
-
-
-def at(scale: float) -> Experiment:
-    return load([f"engine.time_scale={scale}"])
 
 
 @pytest.mark.parametrize(
@@ -60,14 +56,6 @@ def test_the_clock_follows_the_load_and_the_cores(
     monkeypatch.setattr(machine, "cores", lambda: cores)
     experiment = PLAIN if nodes == 1 else load(["cluster=laptop_4n"])
     assert machine.fast(experiment).time_scale == scale
-
-
-@pytest.mark.parametrize(("free", "scale"), [(1.6, 3.0), (0.6, 1.0), (0.0, 1.0)])
-def test_beside_busy_neighbours_the_clock_is_the_real_one(
-    free: float, scale: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "free_cores", lambda: free)
-    assert machine.beside_neighbours(at(3.0)).time_scale == scale
 
 
 def test_only_an_early_late_window_begins_again() -> None:

@@ -132,13 +132,6 @@ def test_an_answer_is_possible_or_said_to_be_unknown(**question: Any) -> None:
     check_toy(**question)
 
 
-@pytest.mark.slow
-@settings(max_examples=60)
-@given(**toy_questions)
-def test_so_are_many_more(**question: Any) -> None:
-    check_toy(**question)
-
-
 # The engine model.
 
 

@@ -15,7 +15,7 @@ from analysis.live.followed import look
 from analysis.live.state import Ending, LiveState, LiveView
 from analysis.report.provenance import hosts_table
 from analysis.results import recount, summary
-from analysis.results.json_border import finite, to_tree
+from analysis.results.json_border import to_tree
 from analysis.rows import records
 from analysis.stats.estimate import Estimate
 from conf import Experiment, load
@@ -34,7 +34,6 @@ from loadgen.run.run_folder import RunFolder, without_credentials
 from loadgen.run.run_hosts import RunHosts
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
-from loadgen.traffic.traffic import Traffic
 from tests.support.runs.verdict_trees import text_of
 from tests.support.virtual.virtual_fleet import EXPERIMENT, HoldRate, VirtualFleet, service, site
 
@@ -171,26 +170,6 @@ def test_no_file_and_no_word_of_a_run_holds_the_key(tmp_path: Path, monkeypatch:
     ]
     assert {"events.jsonl", "sweep.json", "traceback.txt"} <= {path.name for path in files}
     assert not [text for text in texts if "sk-from" in text] and "Bearer [api key]" in tree["reason"]
-
-
-def test_a_kill_while_the_parquet_is_written_loses_nothing(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path, "cut")
-    folder.write_json("manifest.json", {"verb": "sweep"})
-    schedule = Traffic(EXPERIMENT.workload).draw(
-        5.0, {"window": (0, 4 * NS)}, window_index=0, first_seq=0, seed=1
-    )
-    folder.plan(schedule)
-    (folder.path / "requests").mkdir()
-    (folder.path / "requests" / "part-000.parquet.tmp").write_bytes(b"half")
-    rows = load_run(folder.path).requests()
-    assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
-    assert set(rows["status"].to_pylist()) == {"lost"}
-
-
-def test_json_carries_infinity_as_a_word_and_unknown_as_null() -> None:
-    tree = {"a": float("inf"), "b": [float("nan"), 1.5], "c": "x"}
-    assert finite(tree) == {"a": "inf", "b": [None, 1.5], "c": "x"}
-    json.dumps(finite(tree), allow_nan=False)
 
 
 def test_argv_in_the_manifest_has_no_credentials() -> None:

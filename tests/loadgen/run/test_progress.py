@@ -47,12 +47,6 @@ def test_json_lines_are_json_on_stdout(capsys: pytest.CaptureFixture[str]) -> No
     assert err == ""
 
 
-def test_a_verdict_is_provisional_while_answers_are_out(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.shown(as_json=False) as show:
-        show("window_done", **{**DONE, "pending": 82, "verdict": "over tpot"})
-    assert "provisional, 33 % of answers still out: over tpot" in capsys.readouterr().err
-
-
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.shown(as_json=False, quiet=True) as show:
         show("window_done", **DONE)

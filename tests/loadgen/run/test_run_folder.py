@@ -1,7 +1,5 @@
 """loadgen/run/run_folder.py: a folder survives kills, full disks and load actors that outlive it."""
 
-import hashlib
-import json
 import os
 import threading
 from pathlib import Path
@@ -20,7 +18,7 @@ from analysis.results.verdicts import RunVerdict
 from analysis.rows import metrics, records, shards
 from conf import load
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.run.run_folder import BusyError, RunFolder, sha256_of
+from loadgen.run.run_folder import BusyError, RunFolder
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from tests.support.machine.patience import PATIENCE_S
 
@@ -259,9 +257,3 @@ def test_what_follows_a_line_cut_by_a_kill_is_read(folder: RunFolder, cut: bytes
     again.close()
     kinds = [event["event"] for event in Run(folder.path, {}, None).events()]
     assert kinds == (["before", "whole", "after"] if b"whole" in cut else ["before", "after"])
-
-
-def test_a_checksum_is_that_of_the_whole_file(tmp_path: Path) -> None:
-    content = json.dumps(list(range(100_000))).encode()
-    (tmp_path / "trace.jsonl").write_bytes(content)
-    assert sha256_of(tmp_path / "trace.jsonl") == hashlib.sha256(content).hexdigest()

@@ -338,9 +338,3 @@ def test_a_study_without_a_result_cannot_be_calibrated(tmp_path: Path) -> None:
     begun(tmp_path, ProbeSite({"r1-c1": summary.EXIT_VOID}))
     with pytest.raises(RunError, match="no part of this study has a result yet"):
         studies.parts(tmp_path / "one")
-
-
-def test_the_rate_is_guessed_for_the_traffic_that_it_is_offered() -> None:
-    experiment = load(["workload=smoke", "workload.prompt=text"])
-    checked = calibration_probes.check_experiment(experiment).workload
-    assert (checked.name, checked.prompt) == ("r4_check", "text")
