@@ -246,7 +246,7 @@ def into_service(plan: Plan, source: Path | str, file: Path) -> ServeSettings:
     settings = scaling.serve_scaling(plan, run, experiment.layout.replicas_per_node)
     application, front = _application(experiment)
     file.write_text(scaling.serve_file(settings, application, run.name, front))
-    return ServeSettings(str(file), settings.config, settings, front.notes)
+    return ServeSettings(str(file), settings.config, front.notes)
 
 
 def _application(experiment: Experiment) -> tuple[Tree, ServeFront]:

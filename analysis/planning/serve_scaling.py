@@ -2,7 +2,7 @@
 
 import shlex
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ import yaml
 
 from analysis.planning.evidence import answers, valid_windows
 from analysis.planning.sizing import fleet
-from analysis.results.figures import WindowRow
 from analysis.results.runs import Run, RunError
 from analysis.rows import metrics
 from analysis.stats.estimate import Estimate
@@ -38,59 +37,19 @@ then be missing (not measured here)."""
 
 
 @dataclass(frozen=True, slots=True)
-class RequestLife:
-    """Mean time in seconds from due to the last token; `source` says which answers it rests on.
-
-    The 95 % interval is that of the answers, by batch means; its ends are None where it is unknown.
-    """
-
-    seconds: Estimate
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class ServeScaling:
-    """Settings of Ray Serve's `AutoscalingConfig` under its names, in engines, and what they rest on.
+    """Settings of Ray Serve's `AutoscalingConfig` under its names, in engines, and the reasons in words."""
 
-    `target_ongoing_requests` is `working_qps` of an engine times the mean `life` of a request; its interval
-    is that of the life alone. A node holds `per_node` engines. `least_of` names the demand that wants the
-    fewest.
-    """
-
-    min_replicas: int
-    max_replicas: int
-    target_ongoing_requests: Estimate
-    upscale_delay_s: float
-    downscale_delay_s: float
-    per_node: int
-    certified_qps: float
-    working_qps: float
-    headroom: float
-    life: RequestLife
-    scale_up_s: float
-    least_of: str
-
-    @property
-    def config(self) -> dict[str, int | float]:
-        """The values as they are written into `autoscaling_config`."""
-        return {
-            "min_replicas": self.min_replicas,
-            "max_replicas": self.max_replicas,
-            "target_ongoing_requests": float(f"{self.target_ongoing_requests.value:.4g}"),
-            "upscale_delay_s": self.upscale_delay_s,
-            "downscale_delay_s": self.downscale_delay_s,
-            "downscaling_factor": DOWNSCALING_FACTOR,
-            "look_back_period_s": LOOK_BACK_S,
-        }
+    config: Mapping[str, int | float]
+    reasons: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """The settings in a file for Ray Serve, what they rest on, and what to know before the file is used."""
+    """The settings in a file for Ray Serve, and what to know before the file is used."""
 
     file: str
     autoscaling_config: Mapping[str, int | float]
-    rests_on: ServeScaling
     notes: tuple[str, ...] = ()
 
 
@@ -110,28 +69,34 @@ def _certified_qps_per_node(plan: "Plan") -> float:
 def serve_scaling(plan: "Plan", run: Run, per_node: int) -> ServeScaling:
     """The settings of a plan on a run. Raises RunError, in one line with a remedy, for what they would lack.
 
-    A node is to work at its certified rate less the headroom.
+    A node is to work at its certified rate less the headroom. The target is, by Little's law, the rate of an
+    engine times the mean life of a request.
     """
     certified = _certified_qps_per_node(plan)
     working = certified * (1 - plan.care.headroom)
-    life = mean_life(run, working, certified)
-    scale_up_s = 60 * _scale_up_minutes(plan)
+    life, source = mean_life(run, working, certified)
+    target, scale_up_s = life.times(working / per_node), 60 * _scale_up_minutes(plan)
     least, least_of = _least_nodes(plan)
     upscale_s = min(RAY_UPSCALE_DELAY_S, max(REPORT_S, SHARE_OF_START * scale_up_s))
-    return ServeScaling(
-        min_replicas=least * per_node,
-        max_replicas=max(plan.nodes, least) * per_node,
-        target_ongoing_requests=life.seconds.times(working / per_node),
-        upscale_delay_s=round(upscale_s, 1),
-        downscale_delay_s=round(max(RAY_DOWNSCALE_DELAY_S, STARTS_BEFORE_LESS * scale_up_s), 1),
-        per_node=per_node,
-        certified_qps=certified / per_node,
-        working_qps=working / per_node,
-        headroom=plan.care.headroom,
-        life=life,
-        scale_up_s=scale_up_s,
-        least_of=least_of,
+    config = {
+        "min_replicas": least * per_node,
+        "max_replicas": max(plan.nodes, least) * per_node,
+        "target_ongoing_requests": float(f"{target.value:.4g}"),
+        "upscale_delay_s": round(upscale_s, 1),
+        "downscale_delay_s": round(max(RAY_DOWNSCALE_DELAY_S, STARTS_BEFORE_LESS * scale_up_s), 1),
+        "downscaling_factor": DOWNSCALING_FACTOR,
+        "look_back_period_s": LOOK_BACK_S,
+    }
+    reasons = (
+        f"target_ongoing_requests: {target.value:.4g} {_ends(target)} by Little's law, rate x mean life. "
+        f"Rate: {working / per_node:.4g} QPS per engine, the certified {certified / per_node:.4g} less "
+        f"{100 * plan.care.headroom:g} % (plan.headroom). Life: {life.value:.4g} s {_ends(life)}, {source}.",
+        f"min_replicas, max_replicas: the plan's nodes for {least_of} and for the peak, with spares, x "
+        f"{per_node} engines. A first deployment begins with the fewest.",
+        f"upscale_delay_s, downscale_delay_s: by the {scale_up_s:g} s until a new engine serves.",
+        "docs/planning.md has the rule of each setting.",
     )
+    return ServeScaling(config, reasons)
 
 
 def _scale_up_minutes(plan: "Plan") -> float:
@@ -164,10 +129,12 @@ LEAST_ANSWERS = 100
 """Fewest answers for that interval: ten in each part (our choice)."""
 
 
-def mean_life(run: Run, working_qps: float, certified_qps: float) -> RequestLife:
-    """The mean life at rates from `working_qps` to `certified_qps` (QPS per node), or at the nearest window.
+def mean_life(run: Run, working_qps: float, certified_qps: float) -> tuple[Estimate, str]:
+    """Mean seconds from due to the last token, and which answers it rests on.
 
-    Raises RunError for a run without an answer in a valid window.
+    They are of the windows at rates from `working_qps` to `certified_qps` (QPS per node), or of the nearest.
+    The interval is that of the answers, by batch means; its ends are None where it is unknown. Raises
+    RunError for a run without an answer in a valid window.
     """
     rows, windows = answers(run), valid_windows(run)
     if not windows or not rows.num_rows:
@@ -175,21 +142,15 @@ def mean_life(run: Run, working_qps: float, certified_qps: float) -> RequestLife
     low, high = (1 - NEAR) * working_qps, (1 + NEAR) * certified_qps
     near = [row for row in windows if low <= row["rate_qps_per_node"] <= high]
     chosen = near or [min(windows, key=lambda row: abs(row["rate_qps_per_node"] - working_qps))]
-    return _of_windows(rows, chosen, "" if near else "the nearest one, ")
-
-
-def _of_windows(rows: pa.Table, windows: Sequence[WindowRow], how: str) -> RequestLife:
-    of_windows = pa.array([row["index"] for row in windows], pa.int16())
+    of_windows = pa.array([row["index"] for row in chosen], pa.int16())
     life_s = metrics.e2e(rows.filter(pc.is_in(rows.column("window_index"), value_set=of_windows))) / 1e3
-    rates = sorted(row["rate_qps_per_node"] for row in windows)
-    span = f"{rates[0]:.3g}" if len(rates) == 1 else f"{rates[0]:.3g} to {rates[-1]:.3g}"
-    counted = f"{len(windows)} window{'' if len(windows) == 1 else 's'}"
-    source = f"mean of {len(life_s)} answers in {counted}, {how}at {span} QPS per node"
-    low = high = None
+    rates = sorted(row["rate_qps_per_node"] for row in chosen)
+    how = "" if near else "the nearest window, "
+    source = f"mean of {len(life_s)} answers, {how}at {rates[0]:.3g} to {rates[-1]:.3g} QPS per node"
+    ends: tuple[float | None, float | None] = None, None
     if len(life_s) >= LEAST_ANSWERS:
-        mean_s = repeated([float(part.mean()) for part in np.array_split(life_s, BATCHES)]).mean
-        low, high = mean_s.low, mean_s.high
-    return RequestLife(Estimate(float(life_s.mean()), low, high), source)
+        ends = repeated([float(part.mean()) for part in np.array_split(life_s, BATCHES)]).mean.ends
+    return Estimate(float(life_s.mean()), *ends), source
 
 
 Tree = Mapping[str, Any]
@@ -212,13 +173,24 @@ ALONE = ServeFront()
 
 
 def serve_file(scaling: ServeScaling, application: Tree, of: str, front: ServeFront = ALONE) -> str:
-    """The whole file: comments with what it is `of`, each rule and its numbers, then the application.
+    """The whole file: comments with what it is `of`, the reasons and the front's, then the application.
 
     The settings take the place of every `autoscaling_config` of the application's tree.
     """
     tree = {**front.options, "applications": [_with(application, scaling.config)]}
+    lines = [
+        f"Ray Serve's autoscaling, written by python -m analysis plan from {of}.",
+        "Use it on a running cluster: serve deploy FILE. A replica is one engine.",
+        *("", *scaling.reasons),
+        *("", *(f"note: {note}" for note in front.notes)),
+    ]
+    if front.environment:
+        lines.append("On all nodes before ray start; these variables decide, too, who chooses a replica:")
+    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent="  ", break_long_words=False)
+    comments = [part for line in lines for part in wrapper.wrap(printable(line)) or [""]]
+    variables = front.environment.items()
+    comments += [f"export {name}={shlex.quote(printable(value))}" for name, value in variables]
     text = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=WIDTH)
-    comments = _wrapped(_reasons(scaling, of)) + _around(front)
     return "".join(f"# {line}".rstrip() + "\n" for line in comments) + text
 
 
@@ -241,49 +213,7 @@ def _with(tree: Any, config: Tree) -> Any:
     return [_with(value, config) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
-def _wrapped(reasons: Iterable[str]) -> list[str]:
-    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent="  ", break_long_words=False)
-    return [line for reason in reasons for line in wrapper.wrap(printable(reason)) or [""]]
-
-
-def _around(front: ServeFront) -> list[str]:
-    notes = ["", *(f"note: {note}" for note in front.notes)] if front.notes else []
-    if not front.environment:
-        return _wrapped(notes)
-    head = "", "On all nodes before ray start; these variables decide, too, who chooses a replica:"
-    variables = [
-        f"export {name}={shlex.quote(printable(value))}" for name, value in front.environment.items()
-    ]
-    return [*_wrapped([*notes, *head]), *variables]
-
-
-def _reasons(scaling: ServeScaling, of: str) -> list[str]:
-    target, life, engines = scaling.target_ongoing_requests, scaling.life.seconds, scaling.per_node
-    return [
-        f"Ray Serve's autoscaling, written by python -m analysis plan from {of}.",
-        "Use it on a running cluster: serve deploy FILE. Write it again after a new measurement. A "
-        f"replica is one engine; a node holds {engines}.",
-        "",
-        f"target_ongoing_requests: {target.value:.4g} {ends(target)} by Little's law, rate x mean life. "
-        f"Rate: {scaling.working_qps:.4g} QPS per engine, the certified {scaling.certified_qps:.4g} less "
-        f"{100 * scaling.headroom:g} % (plan.headroom). Life: {life.value:.4g} s {ends(life)}, "
-        f"{scaling.life.source}. The interval of the target is that of the life alone.",
-        f"min_replicas: the plan's nodes for {scaling.least_of}, with spares, x {engines}. A first "
-        "deployment begins with so many.",
-        f"max_replicas: the plan's nodes for the peak, with spares, x {engines}.",
-        f"upscale_delay_s: {100 * SHARE_OF_START:g} % of the {scaling.scale_up_s:g} s until a new engine "
-        f"serves, at least a report's {REPORT_S:g} s, at most Ray's default of "
-        f"{RAY_UPSCALE_DELAY_S:g} s (our choice).",
-        f"downscale_delay_s: {STARTS_BEFORE_LESS:g} such starts, at least Ray's default of "
-        f"{RAY_DOWNSCALE_DELAY_S:g} s (our choice).",
-        "downscaling_factor: the share of what is too many that goes at once (our choice). "
-        "With Ray's default of 1 all of it may go and then be missing, for requests on an engine grow faster "
-        "than its rate (not measured here).",
-        "look_back_period_s: Ray's default.",
-    ]
-
-
-def ends(figure: Estimate) -> str:
+def _ends(figure: Estimate) -> str:
     """The 95 % interval; says so where it is unknown."""
     if figure.low is None or figure.high is None:
         return "[interval unknown]"

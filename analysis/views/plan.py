@@ -191,10 +191,10 @@ def _power(plan: Plan) -> Iterator[Fact]:
 
 def _service(plan: Plan) -> Iterator[Fact]:
     if settings := plan.into_service:
-        scaling = settings.rests_on
-        target = f"{number(scaling.target_ongoing_requests.value)} requests on each by Little's law"
-        engines = f"{scaling.min_replicas} to {scaling.max_replicas} engines, {target}"
-        reasons = f"{engines}; its comments give each number's reason"
+        config = settings.autoscaling_config
+        target = f"{number(config['target_ongoing_requests'])} requests on each by Little's law"
+        engines = f"{config['min_replicas']} to {config['max_replicas']} engines, {target}"
+        reasons = f"{engines}; its comments give the reasons"
         yield f"Ray Serve's autoscaling in {settings.file}", reasons
         use = "on a cluster whose nodes had the variables in its comments before ray start"
         yield "to use it", f"{use}: serve deploy {settings.file}"

@@ -1,10 +1,9 @@
 """The answer of a study: its parts, their spread, the ratio of two, cells of a grid, a gate, the ladder."""
 
-import math
 from collections.abc import Iterator, Mapping
 
 from analysis.capacity.paired_ratio import Ratio
-from analysis.quality.gate import GateVerdict, MeanInterval, PairFigures, any_failed
+from analysis.quality.gate import GateVerdict, MeanInterval, PairFigures
 from analysis.results.experiment_facts import named
 from analysis.results.predictions import PredictionVerdict
 from analysis.results.published_ladder import PER_USER, LadderFigures, LadderLevel
@@ -13,7 +12,6 @@ from analysis.results.verdicts import (
     PAIRED,
     REFERENCE,
     UNPAIRED,
-    CellRatio,
     MatrixCell,
     PartRow,
     StudyVerdict,
@@ -26,8 +24,6 @@ from conf.specs.bounds import label, short
 
 MOST_KEYS = 4
 """Keys that differ between A and B and stand among the facts."""
-WORST_NAMED = 3
-"""Prompts that stand among the facts; study.json has more."""
 WITHOUT_CAPACITY = ("recipe", "quality")
 """Studies whose parts record answers or loads, and claim no capacity."""
 NO_SIGN = "Divergence has no sign: it says that answers differ, and A decides what is right."
@@ -64,8 +60,6 @@ def facts(study: StudyVerdict) -> Iterator[Fact]:
         yield "from A to B", f"{', '.join(changed[:MOST_KEYS])}{more}"
     if study.ratio:
         yield from _ratio_facts(study.ratio)
-    if study.quality:
-        yield from _gate_facts(study.quality)
     if between := study.between:
         yield f"pooled over {study.evidence}", f"sd between them {span(between.sd_pct)} %"
         yield "noise within one", f"sd {number(between.within_sd_pct, 3)} %"
@@ -161,50 +155,23 @@ def _cell(cell: MatrixCell) -> tuple[str, ...]:
 def notes(study: StudyVerdict) -> list[str]:
     """The grounds of the ratios, and the kind of every simulated interval: a ratio holds no constants."""
     kinds: dict[str, list[str]] = {}
-    ratios: dict[str, list[tuple[str, CellRatio]]] = {}
+    reasons: dict[str, list[str]] = {}
     for cell in study.cells or ():
         if cell.simulated:
             kinds.setdefault(cell.simulated, []).append(cell.name)
-        if cell.ratio:
-            ratios.setdefault(cell.ratio.how, []).append((cell.name, cell.ratio))
+        if cell.ratio and cell.ratio.how == UNPAIRED:
+            reasons.setdefault(cell.ratio.why, []).append(cell.name)
     lines = [f"SIMULATED, {kind}: interval and certified of {', '.join(kinds[kind])}" for kind in kinds]
-    lines += ["the interval of a ratio is sampling noise alone"] if kinds else []
-    if REFERENCE in ratios and len(ratios) > 1:
-        first, _ = ratios[REFERENCE][0]
-        lines.append(f"ratio: capacity over that of {first}, each with a 95 % interval of its own")
+    ratios = [cell.ratio.how for cell in study.cells or () if cell.ratio]
+    if len(ratios) > 1:
+        first = study.names[0]
+        lines.append(
+            f"ratio: capacity over that of {first}, each with a 95 % interval of sampling noise alone"
+        )
         lines.append("each service was deployed once: how far deployments differ is in no interval")
     if PAIRED in ratios:
-        pairs = ", ".join(f"{name} {ratio.pairs}" for name, ratio in ratios[PAIRED])
-        alike = "got the same arrivals and lengths, scaled in time (common random numbers)"
-        lines.append(f"paired: {alike}; pairs of windows: {pairs}")
-    reasons: dict[str, list[str]] = {}
-    for name, ratio in ratios.get(UNPAIRED, ()):
-        reasons.setdefault(ratio.why, []).append(name)
+        lines.append("paired: got the same arrivals and lengths, scaled in time (common random numbers)")
     return lines + [f"unpaired, {', '.join(names)}: {why}" for why, names in reasons.items()]
-
-
-def _gate_facts(gate: GateVerdict) -> Iterator[Fact]:
-    """The excess of B beyond A's own repeat with its intervals, and the prompts that differ most."""
-    nats = f"95 % interval [{gate.nats.low:.4f}, {gate.nats.high:.4f}], margin {gate.nats.margin:g}"
-    yield "mean excess divergence", f"{gate.excess_nats:.4f} nats per token, {nats}"
-    broken = f"{100 * gate.excess_broken:.2f} %, {_shares(gate.broken)}"
-    yield "broken prompts beyond A's own repeat", broken
-    sides = ("A again", gate.again), ("B", gate.candidate)
-    flips = (f"{name} {pair.flips} in {pair.at_risk} positions at risk" for name, pair in sides)
-    yield "first other token", "; ".join(flips)
-    failed = gate.failed
-    if any_failed(failed):
-        by_side = f"{failed.base} by A, {failed.again} by A again, {failed.candidate} by B"
-        yield "unanswered", f"{by_side}; {_shares(gate.unanswered)}"
-    if gate.verdict != "SAME" and gate.worst:
-        worst = ", ".join(
-            f"{prompt.prompt} ({prompt.most_nats:.2f} nats)" for prompt in gate.worst[:WORST_NAMED]
-        )
-        yield "prompts with the largest divergence at one position", worst
-
-
-def _shares(ends: MeanInterval) -> str:
-    return f"95 % interval [{100 * ends.low:.2f}, {100 * ends.high:.2f}] %, margin {100 * ends.margin:g} %"
 
 
 def gate_tables(gate: GateVerdict) -> tuple[Table, Table]:
@@ -304,6 +271,10 @@ def _beside(line: LadderLevel) -> tuple[str, ...]:
     return f"{published.total_tok_s:.0f}", f"{published.p99_s:.2f}", status, f"{errors}{mark}"
 
 
+NO_NOISE = 1e-9
+"""Variation below which runs are the same: this engine has no noise."""
+
+
 def _ladder_notes(ladder: LadderFigures) -> Iterator[str]:
     """The paper's blind spots in this table, in sentences."""
     lines = ladder.levels
@@ -314,50 +285,14 @@ def _ladder_notes(ladder: LadderFigures) -> Iterator[str]:
         )
     if ladder.caution:
         yield ladder.caution
-    if short := [line for line in lines if line.in_flight < 0.5 * line.concurrency]:
-        worst = min(short, key=lambda line: line.in_flight / line.concurrency)
-        yield (
-            f"C is not what was in flight: {worst.in_flight:.0f} in the mean at C = {worst.concurrency} "
-            f"({worst.phase}), less than half of C in {len(short)} of {len(lines)} levels"
-        )
-    yield from _spread_notes(ladder)
-    most = max(lines, key=lambda line: line.total_tok_s)
-    if most.image_tok_s:
-        yield (
-            f"of {most.total_tok_s:.0f} tok/s at most, {most.image_tok_s:.0f} are image tokens, "
-            f"{most.total_tok_s - most.image_tok_s - most.output_tok_s:.0f} text and "
-            f"{most.output_tok_s:.0f} output: totals do not compare with those of text alone"
-        )
-    published = [(line, line.beside.published) for line in lines if line.beside]
-    judged = [(line, row.status) for line, row in published if row.status]
-    if apart := [f"{line.phase} {line.concurrency}" for line, status in judged if line.status != status]:
-        levels = f"{len(apart)} of {len(judged)} levels: {', '.join(apart)}"
-        yield f"the status is not the paper's in {levels}"
-    for line, row in published:
-        if row.left_out:
-            yield f"x not fitted: {line.phase} {line.concurrency}, {row.left_out}"
+    if covs := [line.total_tok_s_spread.cov for line in lines if line.total_tok_s_spread]:
+        spread = f"CoV of tok/s {100 * min(covs):.2g} to {100 * max(covs):.2g} %"
+        yield f"{ladder.runs} runs: {spread if max(covs) >= NO_NOISE else 'all the same'}"
+    for line in lines:
+        if line.beside and line.beside.published.left_out:
+            yield f"x not fitted: {line.phase} {line.concurrency}, {line.beside.published.left_out}"
     if ladder.rms is not None:
         yield (
             f"rms of ln error over the published rows that were fitted: {100 * ladder.rms:.1f} %; the "
             f"fit's own training error is {100 * (ladder.fit_rms or 0.0):.1f} % (docs/engine_checks.md)"
-        )
-
-
-def _spread_notes(ladder: LadderFigures) -> Iterator[str]:
-    runs, spreads = ladder.runs, [(line, line.total_tok_s_spread) for line in ladder.levels]
-    known = [(line, spread) for line, spread in spreads if spread]
-    if runs < 2:
-        yield f"{runs} run: no interval"
-    elif known:
-        covs = [spread.cov for _, spread in known]
-        if max(covs) < 1e-9:
-            none = "this engine has no noise (engine=simulated_aiter has the paper's)"
-            yield f"{runs} runs, all the same: {none}"
-            return
-        halves = [(line, (spread.mean.high or math.inf) - line.total_tok_s) for line, spread in known]
-        widest, half = max(halves, key=lambda pair: pair[1])
-        yield (
-            f"{runs} runs: CoV of tok/s {100 * min(covs):.2g} to {100 * max(covs):.2g} %; widest 95 % t "
-            f"interval {widest.total_tok_s:.0f} +- {half:.0f} tok/s (C = {widest.concurrency}); "
-            "--json and --out have all"
         )

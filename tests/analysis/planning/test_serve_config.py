@@ -13,9 +13,8 @@ from analysis import load_run, planning, report
 from analysis.__main__ import grammar
 from analysis.acts import _application
 from analysis.acts import plan as act
-from analysis.planning.serve_scaling import RequestLife, ServeScaling, ServeSettings, mean_life, serve_file
+from analysis.planning.serve_scaling import ServeScaling, ServeSettings, mean_life, serve_file
 from analysis.results.runs import RunError
-from analysis.stats.estimate import Estimate
 from conf import ConfigError, load
 from conf.specs.planning import Demand, Margins
 from serve_apps.__main__ import main as render
@@ -23,8 +22,8 @@ from serve_apps.vllm_engine.config_file import OUR_BUILDER
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 WORDS = [str(GOLDEN), "plan.scale_up_minutes=5"]
-TWO = Estimate(2.0)
-SCALING = ServeScaling(1, 2, TWO, 10.0, 600.0, 2, 2.0, 1.7, 0.15, RequestLife(TWO, "a test"), 5.0, "a test")
+CONFIG = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2.0}
+SCALING = ServeScaling(CONFIG, ["a test"])
 
 
 def planned(out: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -41,8 +40,8 @@ def test_the_file_holds_what_littles_law_says(tmp_path: Path, capsys: pytest.Cap
     [deployment] = application["deployments"]
     config = deployment["autoscaling_config"]
     certified = tree["planned_on"]["qps_per_node"]["certified"]
-    life = mean_life(load_run(GOLDEN), 0.85 * certified, certified)
-    assert config["target_ongoing_requests"] == pytest.approx(0.85 * certified * life.seconds.value, rel=1e-3)
+    life, _ = mean_life(load_run(GOLDEN), 0.85 * certified, certified)
+    assert config["target_ongoing_requests"] == pytest.approx(0.85 * certified * life.value, rel=1e-3)
     assert config["max_replicas"] == tree["nodes"]
     assert 1 <= config["min_replicas"] < config["max_replicas"]
     assert config["upscale_delay_s"] == 30 and config["downscale_delay_s"] == 600
@@ -146,7 +145,7 @@ def test_a_plan_has_a_page_of_its_own(tmp_path: Path) -> None:
 def test_the_page_has_the_settings_and_no_markup_of_a_run(tmp_path: Path) -> None:
     made = planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Margins())
     named = replace(made.planned_on, name="<script>alert(1)</script>")
-    settings = ServeSettings("<b>", {"min_replicas": 1}, SCALING)
+    settings = ServeSettings("<b>", CONFIG)
     report.write_plan(replace(made, planned_on=named, into_service=settings), tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
     assert "<script" not in page and "<b>" not in page and "&lt;script&gt;" in page

@@ -10,8 +10,7 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
-from analysis.planning.serve_scaling import RequestLife, ServeScaling, serve_file
-from analysis.stats.estimate import Estimate
+from analysis.planning.serve_scaling import ServeScaling, serve_file
 from cluster.ray_session.session import Session
 from conf import ConfigError, load
 from conf.compose import dump
@@ -22,20 +21,17 @@ from tests.support.machine.patience import until
 WORDS = ["layout=dp2_tp4_ep4", "engine.time_scale=.1"]
 """Slow engines: what is in flight moves their number, and a token costs this machine work."""
 APP = "maxqps"
-ONE = Estimate(2.0)
 SCALING = ServeScaling(
-    min_replicas=1,
-    max_replicas=2,
-    target_ongoing_requests=ONE,
-    upscale_delay_s=1.0,
-    downscale_delay_s=1.0,
-    per_node=2,
-    certified_qps=2.0,
-    working_qps=1.7,
-    headroom=0.15,
-    life=RequestLife(ONE, "a test"),
-    scale_up_s=5.0,
-    least_of="a test",
+    {
+        "min_replicas": 1,
+        "max_replicas": 2,
+        "target_ongoing_requests": 2.0,
+        "upscale_delay_s": 1.0,
+        "downscale_delay_s": 1.0,
+        "downscaling_factor": 0.25,
+        "look_back_period_s": 30.0,
+    },
+    ["a test"],
 )
 
 
