@@ -71,8 +71,6 @@ class Page:
     sections: Sequence[Section]
 
 
-MOST_ACROSS = 6
-"""Most columns of runs side by side; more fit the page better as rows (our choice)."""
 MOST_LETTERS = 400
 """Most letters of a text in a table (our choice); the file behind it has all of them."""
 
@@ -119,8 +117,6 @@ def moment(stamp: str | None) -> str:
 
 def across(table: Table) -> Table:
     """The table turned: a column for each row, so that few rows with many columns fit a page."""
-    if len(table.rows) > MOST_ACROSS:
-        return table
     heads, *rows = zip(table.heads, *table.rows, strict=True)
     return Table(table.title, tuple(map(str, heads)), tuple(rows))
 
@@ -134,39 +130,17 @@ def arrow_table(caption: str, table: pa.Table, null: str = UNKNOWN) -> Table:
     return Table(caption, tuple(table.column_names), rows)
 
 
-FIGURES_BYTES = 700_000
-"""Most bytes of figures with their tables, so that a whole page stays under 1 MB (our choice)."""
-LEAST_BYTES = 40_000
-"""Room below which no further figure is tried (our choice: few are smaller)."""
-CELL_BYTES = 32
-"""Bytes of markup per table cell."""
 BROKEN = "it could not be drawn"
 ABSENT = "What this page would show of another run, and why it does not of this one."
-FULL = "left out to keep this page under 1 MB"
 
 MAIN = ("latency", "search", "client_lag")
 """Figures of a run that shares its page."""
 
 
-@dataclass(slots=True)
-class Room:
-    """Bytes left for figures on a page."""
-
-    left_bytes: int = FIGURES_BYTES
-
-    def takes(self, figure: FigureBlock) -> bool:
-        """Count a figure if it fits; True if it does."""
-        cells = [str(cell) for row in figure.table.first_rows for cell in row]
-        size_bytes = len(figure.svg.encode()) + sum(len(cell.encode()) + CELL_BYTES for cell in cells)
-        fits = size_bytes <= self.left_bytes
-        self.left_bytes -= size_bytes if fits else 0
-        return fits
-
-
-def figure_sections(data: RunData, room: Room) -> list[Section]:
+def figure_sections(data: RunData) -> list[Section]:
     """All figures of a run, by question."""
     return [
-        Section(*exhibit.section, exhibit.purpose, (figure_block(exhibit, data, room),))
+        Section(*exhibit.section, exhibit.purpose, (figure_block(exhibit, data),))
         for exhibit in figures.EXHIBITS
         if exhibit.applies(data)
     ]
@@ -184,25 +158,22 @@ def without_empty(sections: Sequence[Section]) -> list[Section]:
     return [*kept, Section("absent", "Not shown", ABSENT, reasons)] if reasons else kept
 
 
-def main_figures(data: RunData, room: Room, prefix: str) -> list[Block]:
+def main_figures(data: RunData, prefix: str) -> list[Block]:
     """The main figures of a run beside others; `prefix` keeps its anchors apart from theirs."""
     chosen = (exhibit for exhibit in figures.EXHIBITS if exhibit.name in MAIN)
-    return [figure_block(exhibit, data, room, prefix) for exhibit in chosen]
+    return [figure_block(exhibit, data, prefix) for exhibit in chosen]
 
 
-def figure_block(exhibit: type[Exhibit], subject: Any, room: Room, prefix: str = "") -> Block:
+def figure_block(exhibit: type[Exhibit], subject: Any, prefix: str = "") -> Block:
     """The figure with its table, or the reason why there is none."""
-    name, full = f"figure-{prefix}{exhibit.name}", Missing(exhibit.title, FULL)
-    if room.left_bytes < LEAST_BYTES:
-        return full
+    name = f"figure-{prefix}{exhibit.name}"
     try:
         shown = exhibit(subject)
         alt = shown.alt()
         svg = shown.svg(name).replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)
         drawn = arrow_table(f"What is drawn: {exhibit.title}", shown.table())
-        figure = FigureBlock(name, exhibit.title, svg, alt, drawn, exhibit.source)
+        return FigureBlock(name, exhibit.title, svg, alt, drawn, exhibit.source)
     except NoData as why:
         return Missing(exhibit.title, str(why).rstrip("."))
     except Exception as error:  # noqa: BLE001  the verdict must not be lost with a figure
         return Missing(exhibit.title, f"{BROKEN} ({type(error).__name__}: {reason(error)})")
-    return figure if room.takes(figure) else full

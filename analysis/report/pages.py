@@ -11,7 +11,7 @@ from analysis.figures.exhibit import RunData
 from analysis.figures.service import Scaling
 from analysis.planning.plan import NoPlan, Plan
 from analysis.report import blocks, provenance, sections
-from analysis.report.blocks import Block, Code, Missing, Page, Room, Section, figure_block, moment, value
+from analysis.report.blocks import Block, Code, Missing, Page, Section, figure_block, moment, value
 from analysis.results import locations, tables
 from analysis.results.experiment_facts import ExperimentFacts, describe
 from analysis.results.json_border import to_tree
@@ -26,28 +26,8 @@ from analysis.views.shown import Answer, Cell, Link, Table
 from conf.compose import UNKNOWN
 
 TRUST = "May the number be believed?"
-CAPACITIES = {
-    "run": "run",
-    "verdict": "verdict",
-    "estimate_qps_per_node": "capacity, QPS per node",
-    "low_qps_per_node": "95 % interval from",
-    "high_qps_per_node": "to",
-    "certified_qps_per_node": "certified QPS per node",
-    "interval_of": "interval and certified are of",
-    "binding": "limited by",
-    "layout": "layout",
-    "workload": "workload",
-    "tokens": "lengths",
-    "nodes": "nodes",
-    "engine": "engine",
-    "model": "model",
-    "routing": "routing",
-    "bound_ttft_p90_ms": "bound on p90 TTFT, ms",
-    "bound_tpot_p90_ms": "bound on p90 TPOT, ms",
-    "windows_used": "windows that count",
-    "requests": "requests",
-}
-"""Columns of `tables.capacity_table` with the answer first, and their words."""
+MOST_DRAWN = 8
+"""Runs on one page whose figures are drawn, so that it stays near 1 MB (our choice)."""
 POOLED_OR_COMPARED = ("deployments", "repeats", "compare", MATRIX)
 """Studies with a figure over all parts."""
 RATES = "Every rate in QPS per node, latencies in ms, tokens/s per node (windows.parquet)"
@@ -57,9 +37,9 @@ PURPOSE = "How much was seen, and every check with its worst figure."
 def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
     verdict, claim, experiment, data = run.verdict, _answer(run), _asked(run), RunData.whole(run)
-    shown = [*blocks.figure_sections(data, Room()), sections.errors(data)]
+    shown = [*blocks.figure_sections(data), sections.errors(data)]
     every_rate = [rates.table(verdict.windows, verdict.experiment.slo)] if verdict and verdict.windows else []
-    tables = *(replace(table, title=RATES) for table in every_rate), *sections.percentiles(data)
+    tables = (replace(table, title=RATES) for table in every_rate)
     main = [replace(section, blocks=(*section.blocks, *tables)) for section in shown[:1]]
     shown += sections.power_sections(verdict.power if verdict else None)
     trust = Section("trust", TRUST, PURPOSE, _checks(verdict))
@@ -71,19 +51,19 @@ def of_run(run: Run) -> Page:
 
 def of_study(study: Study, out: Path) -> Page:
     """The page of a study for the file `out`: its answer, its parts, and the main figures of each."""
-    verdict, claim, room = study.verdict, _answer(study), Room()
+    verdict, claim = study.verdict, _answer(study)
     links = {name: _link(name, study.path / name / REPORT, out) for name in verdict.names}
     parts: list[Block] = [replace(view.table(verdict, links), title="Parts of the study (study.json)")]
     if verdict.differs:
         rows = tuple((key, value(ours), value(theirs)) for key, (ours, theirs) in verdict.differs.items())
         parts.append(Table("What differs from A to B", ("key", "A", "B"), rows))
     if verdict.study in POOLED_OR_COMPARED:
-        parts.append(figure_block(Comparison, verdict, room))
+        parts.append(figure_block(Comparison, verdict))
     body = [
         Section("parts", "The parts", "What each run found; each has a report of its own.", tuple(parts)),
-        *sections.quality_sections(study, room),
+        *sections.quality_sections(study),
         Section("trust", TRUST, PURPOSE, ("The checks of each part are in its own report.",)),
-        *_beside(study.parts, room),
+        *_beside(study.parts),
         *provenance.of_study(verdict, study.parts),
         sections.definitions(verdict.experiment, verdict.capacity),
     ]
@@ -94,18 +74,13 @@ def of_study(study: Study, out: Path) -> Page:
 
 def of_runs(runs: Sequence[Run]) -> Page:
     """The page of several runs: capacities in one table, then the main figures of each."""
-    room = Room()
-    capacities = (
-        tables.capacity_table(runs).select(list(CAPACITIES)).rename_columns(list(CAPACITIES.values()))
-    )
-    known = blocks.across(
-        blocks.arrow_table("Capacity of each run, as far as one is claimed", capacities, "not claimed")
-    )
-    shown = known, *(figure_block(exhibit, runs, room) for exhibit in (Comparison, Scaling))
+    title = "Capacity of each run, as far as one is claimed"
+    capacities = blocks.across(blocks.arrow_table(title, tables.capacity_table(runs), "not claimed"))
+    shown = capacities, *(figure_block(exhibit, runs) for exhibit in (Comparison, Scaling))
     claims = "What each run claims; a run that is void or did not end claims nothing."
     body = [
         Section("capacities", "Capacities", claims, shown),
-        *_beside(runs, room),
+        *_beside(runs),
         sections.definitions(_asked(runs[0]), None),
     ]
     names = ", ".join(run.name for run in runs)
@@ -114,13 +89,13 @@ def of_runs(runs: Sequence[Run]) -> Page:
     return Page(f"{len(runs)} runs", f"{len(runs)} runs side by side", names, claim, body)
 
 
-def _beside(runs: Sequence[Run], room: Room) -> list[Section]:
+def _beside(runs: Sequence[Run]) -> list[Section]:
     """Runs that share a page, each with its verdict, main figures and the command that repeats it."""
     body = []
     for place, run in enumerate(runs):
         known = run.verdict.checks if run.verdict else None
         trust = [tuple(answers.checks_facts(known))] if known else []
-        drawn = blocks.main_figures(RunData(run), room, f"{place}-")
+        drawn = blocks.main_figures(RunData(run), f"{place}-") if place < MOST_DRAWN else []
         shown = (_answer(run), *trust, *drawn, *provenance.brief(run))
         body.append(Section(f"run-{place}", f"Run {run.name}", _subtitle(run, _asked(run)), shown))
     return body
@@ -193,7 +168,7 @@ def of_plan(plan: Plan | NoPlan) -> Page:
     on, whole = plan.planned_on, json.dumps(to_tree(plan), indent=1)
     code = Code("The plan as JSON, every figure with its unit", whole, folded=True)
     shown, served = (
-        (figure_block(Nodes, plan, Room()), code),
+        (figure_block(Nodes, plan), code),
         "Ray Serve's autoscaling for the planned nodes.",
     )
     body = [

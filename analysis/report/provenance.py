@@ -86,23 +86,16 @@ def _facts(manifest: Mapping[str, Any]) -> tuple[Fact, ...]:
     host, git = manifest.get("host") or {}, manifest.get("git") or {}
     ended = manifest.get("ended_at")
     versions = {"Python": manifest.get("python"), **(manifest.get("versions") or {})}
-    load = [
-        " / ".join(f"{one:.2f}" for one in host.get(name) or ()) or UNKNOWN
-        for name in ("load_average", "load_average_at_end")
-    ]
     changes = " with local changes" if git.get("dirty") else ""
     clock = manifest.get("clock") or {}
     return (
         ("run", value(manifest.get("run_id"))),
         ("started", moment(manifest.get("started_at"))),
         ("ended", moment(ended) if ended else "did not end"),
-        ("sessions", str(1 + len(manifest.get("sessions_before", [])))),
         ("verb", value(manifest.get("verb"))),
         ("revision", f"{git['commit']}{changes}" if git.get("commit") else UNKNOWN),
         ("versions", ", ".join(f"{name} {value(version)}" for name, version in versions.items())),
         ("host", f"{value(host.get('name'))}, {value(host.get('system'))}, {value(host.get('cpus'))} CPUs"),
-        ("load average", " at the start, ".join(load) + " at the end"),
-        ("load actors", str(len(manifest.get("load_actors", []))) if "load_actors" in manifest else UNKNOWN),
         ("clock", f"{figure(clock['time_scale'])} x real time" if "time_scale" in clock else UNKNOWN),
         ("seeds", f"{manifest.get('seed', UNKNOWN)}, of the prompts {manifest.get('prompt_salt', UNKNOWN)}"),
     )

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import ArrowException
@@ -12,19 +11,18 @@ from pyarrow import ArrowException
 from analysis.capacity.checks import MEANINGS
 from analysis.capacity.rules import Check
 from analysis.figures.comparison import GateIntervals, GatePositions
-from analysis.figures.exhibit import NoData, RunData, WindowRows
+from analysis.figures.exhibit import NoData, RunData
 from analysis.quality import answer_file, gate
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateVerdict
-from analysis.report.blocks import Block, Missing, Room, Section, arrow_table, bound, figure, figure_block
+from analysis.report.blocks import Block, Missing, Section, arrow_table, bound, figure, figure_block
 from analysis.results.energy import WHOLE, NodeFigures, PowerFigures, WindowEnergy
 from analysis.results.experiment_facts import ExperimentFacts
 from analysis.results.figures import CapacityFigures
 from analysis.results.studies import Study
 from analysis.rows import metrics, records
 from analysis.rows.metrics import METRICS
-from analysis.stats.estimate import UNKNOWN, number
-from analysis.stats.quantiles import quantile
+from analysis.stats.estimate import UNKNOWN
 from analysis.views import answers
 from analysis.views import study as view
 from analysis.views.shown import Table
@@ -52,36 +50,6 @@ def checks_table(known: Sequence[Check], valid: bool) -> Table:
 MOST_ROWS, MESSAGE_CHARACTERS = 30, 400
 """Our choice; requests/*.parquet has all of them."""
 KINDS = ("status", "error_kind", "http_status")
-SHOWN_METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL, gaps pooled", "e2e": "E2E"}
-SHARES = (0.5, 0.9, 0.95, 0.99)
-PERCENTILE_HEADS = ("window", "nominal rate", "latency", *(f"p{100 * share:g}" for share in SHARES))
-_METRICS = tuple(metric for metric in METRICS if metric.name in SHOWN_METRICS)
-
-
-def percentiles(data: RunData) -> list[Table]:
-    """Percentiles of every latency in each window, folded; none for a run without requests.
-
-    The throughput is that of the answers due in the window, over its length.
-    """
-    try:
-        windows = data.windows
-    except NoData:
-        return []
-    rows = [line for window in windows for line in _percentile_lines(window)]
-    return [Table("Percentiles of every window in ms", PERCENTILE_HEADS, tuple(rows), folded=True)]
-
-
-def _percentile_lines(window: WindowRows) -> Iterator[tuple[str, ...]]:
-    name = f"{window.line['kind']} {window.line['index']}"
-    rate = f"{number(window.rate)} QPS per node"
-    tokens = metrics.numbers(window.rows, "output_tokens")
-    for metric in _METRICS:
-        values = metric.of(window.rows)
-        values = values[~np.isnan(values)]
-        ends = (figure(quantile(values, share)) if len(values) else UNKNOWN for share in SHARES)
-        yield name, rate, SHOWN_METRICS[metric.name], *ends
-    per_s = float(np.nansum(tokens)) / window.window.seconds
-    yield name, rate, f"throughput {figure(per_s)} output tokens/s", "", "", "", ""
 
 
 def errors(data: RunData) -> Section:
@@ -180,24 +148,24 @@ def _percent(share: float | None) -> str:
 GATE_PURPOSE = "Whether the answers are still those of the first part (A)."
 
 
-def quality_sections(study: Study, room: Room) -> list[Section]:
+def quality_sections(study: Study) -> list[Section]:
     """The section of a gate; none of another study."""
     verdict = study.verdict.quality
     if not verdict or len(study.verdict.names) < 2:
         return []
     base, name = study.verdict.names[:2]
-    blocks = tuple(_gate_blocks(study.path, base, name, verdict, room))
+    blocks = tuple(_gate_blocks(study.path, base, name, verdict))
     return [Section(f"quality-{name}", f"Answers of {name} beside {base}", GATE_PURPOSE, blocks)]
 
 
-def _gate_blocks(path: Path, base: str, name: str, verdict: GateVerdict, room: Room) -> Iterator[Block]:
+def _gate_blocks(path: Path, base: str, name: str, verdict: GateVerdict) -> Iterator[Block]:
     yield from view.gate_tables(verdict)
     try:
         a, b = (answer_file.read(path / side / answer_file.FILE) for side in (base, name))
         rule = load(base=path / "config.yaml").quality
         moments = gate.moments(answer_file.evidence_of(a, b), rule)
-        yield figure_block(GateIntervals, moments, room, f"{name}-")
-        yield figure_block(GatePositions, verdict, room, f"{name}-")
+        yield figure_block(GateIntervals, moments, f"{name}-")
+        yield figure_block(GatePositions, verdict, f"{name}-")
         yield _worst_prompts(verdict, a, b)
     except (OSError, ArrowException, ValueError) as error:
         yield Missing("Evidence of the gate", reason(error))

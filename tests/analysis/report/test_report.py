@@ -22,7 +22,7 @@ from analysis.capacity.rules import Check
 from analysis.capacity.window_counts import NS, Window
 from analysis.figures import NoData, RunData
 from analysis.report import blocks, pages, sections
-from analysis.report.blocks import Missing
+from analysis.report.blocks import FigureBlock
 from analysis.results import studies
 from analysis.results.figures import ProbeFigures, Quantile
 from analysis.results.json_border import from_tree, to_tree
@@ -296,10 +296,14 @@ def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path, undrawn: No
     assert "run differs from golden_run in layout" in page.text
 
 
-def test_a_page_too_large_leaves_figures_out_and_says_so() -> None:
-    room = blocks.Room(left_bytes=1000)
-    result = [blocks.figure_block(exhibit, RunData(load_run(GOLDEN)), room) for exhibit in ALL]
-    assert [one.why for one in result if isinstance(one, Missing)] == [blocks.FULL] * len(ALL)
+def test_a_page_of_many_runs_draws_the_first_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "MOST_DRAWN", 1)
+    drawn = [
+        sum(isinstance(block, FigureBlock) for block in section.blocks)
+        for section in pages.of_runs([load_run(GOLDEN)] * 2).sections
+        if section.id.startswith("run-")
+    ]
+    assert drawn == [len(blocks.MAIN), 0]
 
 
 def test_a_server_that_tells_too_much_does_not_make_a_large_page(
