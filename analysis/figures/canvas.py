@@ -231,13 +231,6 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun if count == 1 else noun + 's'}"
 
 
-def share(value: float) -> str:
-    """A share in per cent; 100 only for all."""
-    if 0.9995 <= value < 1:
-        return "over 99.9 %"
-    return f"{100 * value:.3g} %"
-
-
 def ms(value: float | None) -> str:
     """A latency with its unit, or `infinite`, or `unknown`."""
     if value is None or not math.isfinite(value):

@@ -234,14 +234,8 @@ class GateIntervals(Exhibit):
         self._draw_ends(right, "broken", 100.0, "excess of broken prompts, %")
 
     def alt(self) -> str:
-        """The last intervals with their margins."""
-        nats, broken = self.last.nats, self.last.broken
-        return (
-            f"After {counted(self.last.prompts, 'prompt')} the mean excess divergence lies between"
-            f" {nats.low:.4f} and {nats.high:.4f} nats (margin {nats.margin:g}), the excess of broken prompts"
-            f" between {100 * broken.low:.2f} and {100 * broken.high:.2f} % (margin"
-            f" {100 * broken.margin:g} %)."
-        )
+        """The number of prompts; the last ends stand in the gate's table."""
+        return f"Both ends of each interval after {counted(self.last.prompts, 'prompt')}, with the margins."
 
     def _draw_ends(self, ax: Axes, name: str, unit: float, words: str) -> None:
         """One interval over prompts, in a unit, cut some margins away from nothing."""
@@ -261,6 +255,11 @@ class GatePositions(Exhibit):
     name = "quality_positions"
     title = "Divergence along an answer"
     source = "answers.parquet of A and B: tokens, log_probabilities"
+    noun = "position"
+    shown = {
+        "again_nats": "nats of mean divergence for A's second answers",
+        "candidate_nats": "nats for B's",
+    }
 
     def __init__(self, verdict: GateVerdict) -> None:
         self.verdict = verdict
@@ -276,16 +275,6 @@ class GatePositions(Exhibit):
         ax.set_ylim(bottom=0)
         canvas.label(ax, "position in the answer", "mean divergence, nats")
 
-    def alt(self) -> str:
-        """Mean divergence of both, and the number of answers that differ."""
-        again, candidate = self.verdict.again, self.verdict.candidate
-        return (
-            f"Over {counted(len(self.verdict.by_position), 'position')} the mean divergence is"
-            f" {again.mean_nats:.4f} nats for A's second answers and {candidate.mean_nats:.4f} for B's;"
-            f" {again.flips} and {candidate.flips} of {counted(self.verdict.compared, 'answer')} have another"
-            " token somewhere."
-        )
-
 
 class Nodes(Exhibit):
     """Nodes against demand (QPS): as planned, at the upper end of the capacity, and by plain division.
@@ -296,6 +285,12 @@ class Nodes(Exhibit):
     name = "nodes"
     title = "Nodes for a demand"
     source = "the plan: by_demand, nodes, day"
+    noun = "demand"
+    shown = {
+        "demand_qps": "QPS at the peak",
+        "nodes": "nodes as planned",
+        "naive_nodes": "by plain division",
+    }
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -308,15 +303,6 @@ class Nodes(Exhibit):
         self._draw_demand(demand)
         if self.plan.day:
             self._draw_day(hours[0], self.plan.day)
-
-    def alt(self) -> str:
-        """The nodes at the peak and by plain division, and of the quietest and the busiest hour."""
-        plan = self.plan
-        sentences = f"{counted(plan.nodes, 'node')} at {plan.demand.peak_qps:,.6g} QPS; "
-        sentences += f"plain division by the estimate gives {plan.naive_nodes:,}."
-        return sentences + (
-            f" By the hour {min(plan.day.nodes)} to {max(plan.day.nodes)} are needed." if plan.day else ""
-        )
 
     def _draw_demand(self, ax: Axes) -> None:
         nodes, peak = self.plan.nodes, self.plan.demand.peak_qps

@@ -18,7 +18,7 @@ from analysis.results.runs import Run
 from analysis.results.verdicts import CellRatio
 from analysis.rows import metrics, records
 from analysis.stats import estimate
-from analysis.stats.estimate import Estimate, span
+from analysis.stats.estimate import Estimate, number, span
 from analysis.views import rates
 from analysis.views.rates import COUNTED, FAIL, PASS, UNKNOWN, VOID
 from conf.specs.bounds import LIMITS, Limit, Slo
@@ -44,6 +44,9 @@ class Exhibit(ABC):
     section: ClassVar[tuple[str, str]]
     """Anchor and heading of its section on the page of a run; `purpose` stands below the heading."""
     purpose: ClassVar[str]
+    noun: ClassVar[str] = "window"
+    shown: ClassVar[Mapping[str, str]]
+    """Columns whose ranges say what is seen, with the words behind their numbers; `noun` is a row."""
     height_in: float = canvas.HEIGHT_IN
     """Height of the panels."""
     rows: Sequence[Row]
@@ -60,9 +63,15 @@ class Exhibit(ABC):
         """What is drawn, as a table."""
         return pa.Table.from_pylist(list(self.rows))
 
-    @abstractmethod
     def alt(self) -> str:
-        """What is seen, in sentences with numbers."""
+        """What is seen, in a sentence with numbers."""
+        ranges = "; ".join(f"{self._range(column)} {words}" for column, words in self.shown.items())
+        return f"{canvas.counted(len(self.rows), self.noun)}: {ranges}."
+
+    def _range(self, column: str) -> str:
+        known = [row[column] for row in self.rows if row[column] is not None]
+        ends = dict.fromkeys(number(end, 3) for end in (min(known), max(known))) if known else (UNKNOWN,)
+        return " to ".join(ends)
 
     @classmethod
     def applies(cls, subject: Any) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.capacity import window_table
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Look, counted, ms, qps, share
+from analysis.figures.canvas import Axes, Figure, Look, counted, ms, qps
 from analysis.figures.exhibit import WORDS, Exhibit, NoData, Row, RunData, WindowRows, mark
 from analysis.stats.dispersion import quantile_interval
 from analysis.stats.quantiles import quantile
@@ -214,6 +214,12 @@ class Cdf(Exhibit):
     section = "cdf", "How close to the bounds"
     purpose = "All latencies of a rate, not only their 90th percentile."
     source = "requests/*.parquet: token offsets; windows.parquet: rate_qps_per_node, failed"
+    shown = {
+        "rate_qps_per_node": "QPS per node offered",
+        "ttft_within_bound_pct": "% of the requests within the bound on TTFT",
+        "tpot_within_bound_pct": "% within that on TPOT",
+        "failed": "failed requests, which count as infinitely late",
+    }
 
     def __init__(self, data: RunData) -> None:
         self.windows, self.bounds_ms = data.valid_by_rate, data.bounds_ms
@@ -226,25 +232,6 @@ class Cdf(Exhibit):
         for panel, limit in zip(panels, LIMITS, strict=True):
             _draw_curves(panel, limit, few, self.bounds_ms.get(limit))
         panels[0].set_ylabel("share of requests within")
-
-    def alt(self) -> str:
-        """Share of the requests within each bound at the lowest and at the highest rate."""
-        ends = self.rows if len(self.rows) == 1 else [self.rows[0], self.rows[-1]]
-        sentences = []
-        for limit in (limit for limit in LIMITS if limit in self.bounds_ms):
-            parts = [(row[f"{limit}_within_bound_pct"], row["rate_qps_per_node"]) for row in ends]
-            known = [
-                f"{share(pct / 100)} at {qps(rate)} QPS per node" for pct, rate in parts if pct is not None
-            ]
-            if known:
-                bound = ms(self.bounds_ms[limit])
-                sentences.append(f"Within the {limit.upper()} bound of {bound}: {', '.join(known)}.")
-        failed = sum(row["failed"] for row in self.rows)
-        if failed:
-            sentences.append(
-                f"{failed} requests failed and count as infinitely late: their curves end below 1."
-            )
-        return " ".join([*sentences, "90 % are asked for."])
 
 
 def _curve_row(window: WindowRows, bounds_ms: Mapping[Limit, float]) -> Row:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from analysis.capacity.checks import CPU_SHARE, RUN_SHARE, lag_gate_ms
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Floats, Look, counted, ms, qps, share
+from analysis.figures.canvas import Axes, Figure, Floats, Look, counted, ms, qps
 from analysis.figures.exhibit import WORDS, CapacityRow, Exhibit, NoData, Row, RunData, WindowRows, mark
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
@@ -161,6 +161,11 @@ class ClientLag(Exhibit):
         "run_share; sweep.json: checks"
     )
     height_in = 5.4
+    shown = {
+        "lag_p99_ms": "ms of p99 send lag",
+        "gate_p99_ms": "ms allowed",
+        "never_sent": "requests that never left",
+    }
 
     def __init__(self, data: RunData) -> None:
         self.windows, self.clients = data.windows, data.run.clients()
@@ -179,20 +184,6 @@ class ClientLag(Exhibit):
         if health:
             _draw_health(health[0], health[1], self.clients)
         figure.align_ylabels()
-
-    def alt(self) -> str:
-        """The worst window's p99 send lag against the gate, and how busy the busiest actor was."""
-        unsent = sum(row["never_sent"] for row in self.rows)
-        p99 = _p99(self.worst)
-        state = "above" if p99 > self.gate_ms else "within"
-        sentences = [
-            f"The p99 send lag of the worst of {counted(len(self.windows), 'window')} is {ms(p99)}, {state}"
-            f" the gate of {ms(self.gate_ms)}; {counted(unsent, 'request')} never left."
-        ]
-        if self.clients.num_rows:
-            busiest = float(np.nanmax(metrics.numbers(self.clients, "cpu_share")))
-            sentences.append(f"The load actors used at most {share(busiest)} of a core in any second.")
-        return " ".join(sentences)
 
 
 def _p99(window: WindowRows) -> float:

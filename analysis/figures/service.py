@@ -1,5 +1,6 @@
 """Figures of what served: each replica's part of the requests, throughput per GPU, efficiency of nodes."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,7 +8,7 @@ import pyarrow as pa
 
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Look, counted, ms, qps
+from analysis.figures.canvas import Axes, Figure, Look, counted, qps
 from analysis.figures.exhibit import COLUMNS, WORDS, Exhibit, NoData, RunData, mark
 from analysis.planning.sizing import ScalingEfficiency, scaling
 from analysis.results.runs import Run, RunError
@@ -17,8 +18,6 @@ from analysis.stats.quantiles import quantile
 MOST_NAMED = 10
 """More replicas than these have numbers instead of their ids."""
 MOST_LETTERS = 10
-MOST_DOTTED = 40
-"""More replicas than these have their medians alone."""
 SILENT = "no answer"
 """Name of a replica that was deployed and never answered."""
 
@@ -26,8 +25,8 @@ SILENT = "no answer"
 class ReplicaBalance(Exhibit):
     """Share of the requests (%) and p90 TTFT (ms) of each replica, the busiest first.
 
-    Every circle is one valid window, the dash their median. Raises NoData where fewer than two replicas are
-    known.
+    The p90s are the median and the largest of the valid windows. Raises NoData where fewer than two replicas
+    are known.
     """
 
     name = "replica_balance"
@@ -36,48 +35,57 @@ class ReplicaBalance(Exhibit):
     purpose = "Whether each replica got its share, and served it alike."
     source = "windows.parquet: by_replica (replica_id, requests, ttft_p90_ms), valid"
     height_in = 3.8
+    noun = "replica"
+    shown = {"share_pct": "% of the requests", "ttft_p90_median_ms": "ms of median p90 TTFT"}
 
     def __init__(self, data: RunData) -> None:
-        requests, p90s = _requests_and_p90s(data)
-        names = sorted(requests, key=lambda name: (-requests[name], name))
-        total = sum(requests.values())
+        valid = [line for line in data.lines() if line["valid"]]
+        if not valid:
+            raise NoData("every window is void")
+        requests: Counter[str] = Counter()
+        p90s: dict[str, list[float]] = {}
+        for row in (row for line in valid for row in line["by_replica"] or ()):
+            requests[row["replica_id"]] += row["requests"]
+            known = p90s.setdefault(row["replica_id"], [])
+            known += [] if row["ttft_p90_ms"] is None else [row["ttft_p90_ms"]]
+        if not requests:
+            raise NoData("which replica answered is not known")
+        config = data.run.config
+        silent = 0 if config.engine.kind == "external" else max(0, config.replicas - len(requests))
+        requests.update({f"{SILENT} {i + 1}": 0 for i in range(silent)})
+        if len(requests) < 2:
+            raise NoData("one replica answered everything: there is nothing to balance")
         self.rows = [
             {
                 "replica": name,
-                "requests": requests[name],
-                "share_pct": 100 * requests[name] / total,
+                "requests": count,
+                "share_pct": 100 * count / requests.total(),
                 "windows": len(p90s.get(name, ())),
                 "ttft_p90_median_ms": quantile(np.array(p90s.get(name, ())), 0.5),
                 "ttft_p90_largest_ms": max(p90s.get(name, ()), default=None),
             }
-            for name in names
+            for name, count in sorted(requests.items(), key=lambda pair: (-pair[1], pair[0]))
         ]
-        self.p90s_ms = [p90s.get(name, ()) for name in names]
         self.bound_ms = data.bounds_ms.get("ttft")
 
     def draw(self, figure: Figure) -> None:
         shares, latency = figure.subplots(2, sharex=True)
         self._draw_shares(shares)
-        self._draw_latency(latency)
-        latency.set_xlabel("replica, in order of its requests")
+        largest, median = (
+            [row[f"ttft_p90_{name}_ms"] for row in self.rows] for name in ("largest", "median")
+        )
+        top = canvas.latency_axis(latency, largest, self.bound_ms)
+        ring = canvas.dots(canvas.BLUE, "o", 3.5) | {"markerfacecolor": "none"}
+        canvas.series(latency, enumerate(largest), top, **ring, label="largest of the windows")
+        dash = canvas.dots(canvas.INK, "_", 8)
+        canvas.series(latency, enumerate(median), top, **dash, label="median of the windows")
+        canvas.label(latency, "replica, in order of its requests", "p90 TTFT (ms)")
         if len(self.rows) <= MOST_NAMED:
             names = [row["replica"][:MOST_LETTERS] for row in self.rows]
             latency.set_xticks(range(len(names)), names)
         for panel in (shares, latency):
             panel.grid(False, axis="x")
         figure.align_ylabels()
-
-    def alt(self) -> str:
-        """Requests of the busiest and the least busy replica, and the range of the p90 TTFTs."""
-        requests = [row["requests"] for row in self.rows]
-        mean = sum(requests) / len(requests)
-        medians = [p90 for row in self.rows if (p90 := row["ttft_p90_median_ms"]) is not None]
-        low, high = ms(min(medians, default=None)), ms(max(medians, default=None))
-        return (
-            f"Of {counted(len(requests), 'replica')} the busiest got {requests[0] / mean:.2f} and the least"
-            f" busy {requests[-1] / mean:.2f} times the mean of {mean:.0f} requests; their median p90 TTFTs"
-            f" go from {low} to {high}."
-        )
 
     def _draw_shares(self, ax: Axes) -> None:
         parts = [row["share_pct"] for row in self.rows]
@@ -87,40 +95,6 @@ class ReplicaBalance(Exhibit):
         ax.axhline(100 / len(parts), **canvas.line(canvas.INK, "--", 1.1), label=even)
         ax.set_ylim(0, 1.12 * max(parts))
         canvas.label(ax, "", "requests (%)")
-
-    def _draw_latency(self, ax: Axes) -> None:
-        dots = [(i, p90) for i, p90s in enumerate(self.p90s_ms) for p90 in p90s]
-        top = canvas.latency_axis(ax, (p90 for _, p90 in dots), self.bound_ms)
-        many, ring = len(self.rows) > MOST_DOTTED, canvas.dots(canvas.BLUE, "o", 3.5)
-        if not many:
-            canvas.series(ax, dots, top, **ring, markerfacecolor="none", label="one window")
-        medians = [row["ttft_p90_median_ms"] for row in self.rows]
-        dash = canvas.dots(canvas.INK, "_", 4 if many else 14)
-        canvas.series(ax, enumerate(medians), top, **dash, label="median of the windows")
-        canvas.label(ax, "", "p90 TTFT (ms)")
-
-
-def _requests_and_p90s(data: RunData) -> tuple[dict[str, int], dict[str, list[float]]]:
-    """Of every replica in the valid windows; one that never answered has no requests."""
-    valid = [line for line in data.lines() if line["valid"]]
-    if not valid:
-        raise NoData("every window is void")
-    requests: dict[str, int] = {}
-    p90s: dict[str, list[float]] = {}
-    for row in (row for line in valid for row in line["by_replica"] or ()):
-        name = row["replica_id"]
-        requests[name] = requests.get(name, 0) + row["requests"]
-        if row["ttft_p90_ms"] is not None:
-            p90s.setdefault(name, []).append(row["ttft_p90_ms"])
-    if not requests:
-        raise NoData("which replica answered is not known")
-    config = data.run.config
-    deployed = 0 if config.engine.kind == "external" else config.replicas
-    silent = max(0, deployed - len(requests))
-    requests |= {f"{SILENT} {i + 1}": 0 for i in range(silent)}
-    if len(requests) < 2:
-        raise NoData("one replica answered everything: there is nothing to balance")
-    return requests, p90s
 
 
 UNKNOWN_GPUS = {
@@ -147,6 +121,12 @@ class Pareto(Exhibit):
         "windows.parquet: rate_qps_per_node, valid"
     )
     height_in = 3.6
+    shown = {
+        "rate_qps_per_node": "QPS per node offered",
+        "interactivity_median_tok_per_s_user": "tok/s/user",
+        "output_tok_per_s_gpu": "output tok/s/GPU",
+        "gpus": "GPUs that serve",
+    }
 
     def __init__(self, data: RunData) -> None:
         config = data.run.config
@@ -186,17 +166,6 @@ class Pareto(Exhibit):
         ax.set_ylim(0.85 * min(y), 1.1 * max(y) or 1.0)
         canvas.label(ax, "interactivity, 1000 / median TPOT (tok/s/user)", "output (tok/s/GPU)")
 
-    def alt(self) -> str:
-        """Both figures at the lowest and at the highest rate, and the number of GPUs."""
-        rows = self.rows
-        sentences = [
-            f"{row['output_tok_per_s_gpu']:.3g} output tokens/s/GPU at"
-            f" {row['interactivity_median_tok_per_s_user']:.3g} tokens/s/user when"
-            f" {qps(row['rate_qps_per_node'])} QPS per node are offered"
-            for row in (rows if len(rows) == 1 else (rows[0], rows[-1]))
-        ]
-        return f"{'; '.join(sentences)}; {counted(len(rows), 'window')} on {rows[0]['gpus']} GPUs that serve."
-
 
 class OutputTokens:
     """Output tokens of whole answers, and when they came: evenly between the first and the last.
@@ -235,6 +204,8 @@ class Scaling(Exhibit):
     name = "scaling"
     title = "Scaling efficiency"
     source = "sweep.json of each run: experiment.nodes, capacity"
+    noun = "node count"
+    shown = {"nodes": "nodes", "qps_per_node": "QPS per node", "e": "of the first, E(n)"}
 
     def __init__(self, subject: ScalingEfficiency | Sequence[Run]) -> None:
         try:
@@ -266,12 +237,3 @@ class Scaling(Exhibit):
         canvas.log_axis(ax, "x")
         ax.set_xticks([*nodes, end])
         canvas.label(ax, "nodes n", "E(n)")
-
-    def alt(self) -> str:
-        """E at the most nodes measured, with its interval."""
-        first, *_, last = self.rows
-        return (
-            f"At {last['nodes']} nodes a node serves {qps(last['qps_per_node'])} QPS, {last['e']:.3f} of"
-            f" what it serves at {counted(first['nodes'], 'node')} (95 % interval {last['e_low']:.3f} to"
-            f" {last['e_high']:.3f})."
-        )

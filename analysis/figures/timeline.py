@@ -1,7 +1,6 @@
 """Figure over time: requests in flight, the servers' state, rolling latencies, the windows."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pyarrow.compute as pc
 
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Floats, Look, counted, ms
+from analysis.figures.canvas import Axes, Figure, Floats, Look
 from analysis.figures.exhibit import COLUMNS, LATENCIES, Exhibit, NoData, Row, RunData
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
@@ -21,18 +20,20 @@ ROLLING_S = 15.0
 """Seconds of due time in a rolling p90 (our choice: those of a ramp step)."""
 LEAST_REQUESTS = 10
 MOST_AT = 220
+LINES: dict[str, dict[str, Look]] = {
+    "requests": {
+        "in flight": canvas.line(canvas.BLUE),
+        "running": canvas.line(canvas.VERMILLION, "--"),
+        "waiting": canvas.line(canvas.INK, ":"),
+    },
+    "pct": {
+        "kv use": canvas.line(canvas.GREEN, "-."),
+        "prefix hit": canvas.line(canvas.PURPLE, "--") | {"marker": "x", "markersize": 4, "markevery": 25},
+    },
+}
+"""The lines of the first two panels by their unit, each with its look."""
 FLOOR = -0.04
 """A little of the y axis lies below 0, so that a line at 0 is seen."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerState:
-    """Sums of requests and means of shares (%) over the replicas that reported them; nan where none did."""
-
-    running: Floats
-    waiting: Floats
-    kv_pct: Floats
-    hit_pct: Floats
 
 
 class Timeline(Exhibit):
@@ -51,6 +52,13 @@ class Timeline(Exhibit):
         "prefix_hits; windows.parquet: window_start_ns, window_end_ns, valid"
     )
     height_in = 6.0
+    shown = {
+        "in_flight_mean_requests": "requests in flight in the mean",
+        "waiting_mean_requests": "waiting",
+        "kv_use_mean_pct": "% of the KV cache in use",
+        "ttft_rolling_p90_largest_ms": "ms of largest rolling p90 TTFT",
+        "tpot_rolling_p90_largest_ms": "of TPOT",
+    }
 
     def __init__(self, data: RunData) -> None:
         rows = data.requests.select(COLUMNS)
@@ -63,81 +71,44 @@ class Timeline(Exhibit):
         last = float(np.nanmax(np.concatenate([due, ended])))
         at = self.at_s = np.linspace(due[0], last, int(np.clip(last - due[0], 2, MOST_AT)))
         self.p90_ms = {limit: rolling_p90(due, LATENCIES[limit](rows), at) for limit in LIMITS}
-        self.server, self.in_flight = server_state(data.run.timeseries(), at), in_flight(sent, ended, at)
+        self.lines = server_state(data.run.timeseries(), at) | {"in flight": in_flight(sent, ended, at)}
         self.bounds_ms, self.spans = data.bounds_ms, _spans(data)
         whole: Row = {"window": None, "start_s": float(at[0]), "end_s": float(at[-1]), "void": False}
         self.rows = [span | self._figures(span["start_s"], span["end_s"]) for span in self.spans or [whole]]
 
     def draw(self, figure: Figure) -> None:
-        load, cache, *latencies = figure.subplots(4, sharex=True, height_ratios=(1.2, 0.8, 1, 1))
-        self._draw_load(load)
-        self._draw_cache(cache)
-        for panel, limit in zip(latencies, LIMITS, strict=True):
+        panels = figure.subplots(4, sharex=True, height_ratios=(1.2, 0.8, 1, 1))
+        for panel, unit in zip(panels, LINES, strict=False):
+            self._draw_lines(panel, unit)
+        for panel, limit in zip(panels[2:], LIMITS, strict=True):
             self._draw_p90(panel, limit)
-        for panel in (load, cache, *latencies):
+        for panel in panels:
             _shade(panel, self.spans)
-        load.set_xlim(self.at_s[0], self.at_s[-1])
-        latencies[-1].set_xlabel("time since the start of the run's clock (s)")
+        panels[0].set_xlim(self.at_s[0], self.at_s[-1])
+        panels[-1].set_xlabel("time since the start of the run's clock (s)")
         figure.align_ylabels()
-
-    def alt(self) -> str:
-        """Requests in flight, the fullest cache, and the highest rolling p90s."""
-        sentences = [
-            f"Over {self.at_s[-1] - self.at_s[0]:.0f} s up to {np.nanmax(self.in_flight):.0f} requests were"
-            f" in flight, {np.nanmean(self.in_flight):.1f} on average."
-        ]
-        kv_pct, waiting = self.server.kv_pct, self.server.waiting
-        if not np.isnan(kv_pct).all():
-            sentences.append(
-                f"KV use reached {np.nanmax(kv_pct):.3g} %, {np.nanmax(waiting):.0f} waited at most."
-            )
-        for limit in LIMITS:
-            known = self.p90_ms[limit][~np.isnan(self.p90_ms[limit])]
-            if len(known):
-                top = float(known.max())
-                reached = "was infinite among failures" if np.isinf(top) else f"reached {ms(top)}"
-                bound_ms = self.bounds_ms.get(limit)
-                bound = "no bound" if bound_ms is None else f"bound {ms(bound_ms)}"
-                sentences.append(f"The rolling p90 {limit.upper()} {reached} ({bound}).")
-        void = sum(span["void"] for span in self.spans)
-        return " ".join([*sentences, f"{counted(len(self.spans), 'window')} shaded, {void} of them void."])
 
     def _figures(self, start_s: float, end_s: float) -> Row:
         """Means over the instants in a stretch, null where nothing was reported; the largest rolling p90s."""
         inside = (self.at_s >= start_s) & (self.at_s < end_s)
-        means = {
-            "in_flight_mean_requests": self.in_flight,
-            "running_mean_requests": self.server.running,
-            "waiting_mean_requests": self.server.waiting,
-            "kv_use_mean_pct": self.server.kv_pct,
-            "prefix_hit_mean_pct": self.server.hit_pct,
+        row: Row = {
+            f"{name.replace(' ', '_')}_mean_{unit}": _known(np.mean, self.lines[name][inside])
+            for unit, looks in LINES.items()
+            for name in looks
         }
-        row: Row = {name: _known(np.mean, values[inside]) for name, values in means.items()}
         largest = {limit: _known(np.max, p90_ms[inside]) for limit, p90_ms in self.p90_ms.items()}
         return row | {f"{limit}_rolling_p90_largest_ms": p90_ms for limit, p90_ms in largest.items()}
 
-    def _draw_load(self, ax: Axes) -> None:
-        ax.plot(self.at_s, self.in_flight, **canvas.line(canvas.BLUE), label="in flight")
-        self._draw_reported(ax, "running", self.server.running, color=canvas.VERMILLION, linestyle="--")
-        self._draw_reported(ax, "waiting", self.server.waiting, color=canvas.INK, linestyle=":")
-        top = 1.08 * ax.get_ylim()[1]
+    def _draw_lines(self, ax: Axes, unit: str) -> None:
+        """What was reported in a unit, over time."""
+        reported = {name: self.lines[name] for name in LINES[unit] if not np.isnan(self.lines[name]).all()}
+        for name, values in reported.items():
+            ax.plot(self.at_s, values, **LINES[unit][name], label=name)
+        if not reported:
+            canvas.note(ax, 0.5, 0.5, "nothing was reported", **canvas.MIDDLE)
+        top = 1.08 * max([float(np.nanmax(values)) for values in reported.values()] + [1.0])
         ax.set_ylim(FLOOR * top, top)
-        canvas.label(ax, "", "requests")
-
-    def _draw_cache(self, ax: Axes) -> None:
-        kv_pct, hit_pct = self.server.kv_pct, self.server.hit_pct
-        self._draw_reported(ax, "KV cache in use", kv_pct, color=canvas.GREEN, linestyle="-.")
-        crossed: Look = {"marker": "x", "markersize": 4, "markevery": len(self.at_s) // 8 + 1}
-        self._draw_reported(ax, "prefix hit rate", hit_pct, color=canvas.PURPLE, linestyle="--", **crossed)
-        if not ax.get_lines():
-            canvas.note(ax, 0.5, 0.5, "neither KV use nor hit rate was told", **canvas.MIDDLE)
-        top = 1.08 * float(np.nanmax([kv_pct, hit_pct, np.ones_like(self.at_s)]))
-        ax.set_ylim(FLOOR * top, top)
-        canvas.label(ax, "", "%")
-
-    def _draw_reported(self, ax: Axes, name: str, values: Floats, **look: Any) -> None:
-        if not np.isnan(values).all():
-            ax.plot(self.at_s, values, linewidth=1.2, label=name, **look)
+        canvas.label(ax, "", "%" if unit == "pct" else unit)
 
     def _draw_p90(self, ax: Axes, limit: Limit) -> None:
         """The rolling p90 on a log axis; a thick line is where failures make it infinite."""
@@ -204,9 +175,10 @@ STALE_S = 5.0
 """A sample of a gauge stands for so many seconds (our choice: some lost samples, not a lost replica)."""
 
 
-def server_state(samples: pa.Table, at_s: Floats) -> ServerState:
+def server_state(samples: pa.Table, at_s: Floats) -> dict[str, Floats]:
     """The state at each of the ascending instants `at_s`, in seconds of the run's clock.
 
+    Requests are sums over the replicas that reported, shares (%) means over them; nan where none did.
     The hit rate is hits over looked up since the instant before, from the counters' differences; a counter
     that fell (its replica began anew) says nothing of that step.
     """
@@ -224,7 +196,7 @@ def server_state(samples: pa.Table, at_s: Floats) -> ServerState:
     looked, hits = (each(name, _grown).sum(axis=0) for name in ("prefix_queries", "prefix_hits"))
     hit_pct = np.where(looked > 0, 100 * hits / np.where(looked > 0, looked, 1), np.nan)
     kv_pct = 100 * _sum(kv_usage) / np.maximum((~np.isnan(kv_usage)).sum(axis=0), 1)
-    return ServerState(_sum(running), _sum(waiting), kv_pct, hit_pct)
+    return {"running": _sum(running), "waiting": _sum(waiting), "kv use": kv_pct, "prefix hit": hit_pct}
 
 
 def _known_samples(part: pa.Table, name: str) -> tuple[Floats, Floats]:

@@ -116,7 +116,7 @@ def test_the_intended_hit_rate_is_met(share: float, up: Up) -> None:
     ends_s = np.array([window["window_start_ns"], window["window_end_ns"]]) / NS
     assert window["prefix_hit_intended"] == pytest.approx(share)
     assert window["prefix_hit"] == pytest.approx(share, abs=POINT)
-    assert server_state(run.timeseries(), ends_s).hit_pct[1] / 100 == pytest.approx(share, abs=POINT)
+    assert server_state(run.timeseries(), ends_s)["prefix hit"][1] / 100 == pytest.approx(share, abs=POINT)
     (check,) = (check for check in tree["checks"] if check["name"] == "prefix_hit_error")
     assert check["passed"] is True
 

@@ -209,7 +209,7 @@ def test_what_never_left_is_later_than_any_send() -> None:
     (panel,) = drawn(ClientLag, faulty()).axes
     worst = next(line for line in panel.get_lines() if "worst" in str(line.get_label()))
     assert worst.get_ydata()[-1] == pytest.approx(0.1)  # 2 of 20
-    assert "above the gate" in read(ClientLag, faulty()).alt()
+    assert "infinite ms of p99 send lag; 20 ms allowed; 0 to 2 requests" in read(ClientLag, faulty()).alt()
 
 
 def test_a_replica_that_never_answered_is_in_the_balance() -> None:
@@ -222,7 +222,6 @@ def test_a_replica_that_never_answered_is_in_the_balance() -> None:
         ("b", 10),
         ("no answer 1", 0),
     ]
-    assert "least busy 0.00 times the mean of 13 requests" in shown.alt()
     assert len(shown.figure().axes) == 2
     shares = [(row["replica"], row["share_pct"]) for row in rows(ReplicaBalance, faulty())]
     assert shares == [("a", 75), ("b", 25)]
@@ -264,9 +263,9 @@ def test_server_state_adds_replicas_and_survives_a_restart() -> None:
     state = timeline.server_state(
         RunInMemory([], told=told).timeseries(), np.array([0.0, 1.0, 2.0, 3.0, 20.0])
     )
-    assert state.running.tolist()[:4] == [3, 3, 3, 3] and np.isnan(state.running[4])  # stale
-    assert state.kv_pct[0] == 50 and np.isnan(state.waiting).all()
-    assert state.hit_pct[1:4] == pytest.approx([25, 50, 50]) and np.isnan(state.hit_pct[0])
+    assert state["running"].tolist()[:4] == [3, 3, 3, 3] and np.isnan(state["running"][4])  # stale
+    assert state["kv use"][0] == 50 and np.isnan(state["waiting"]).all()
+    assert state["prefix hit"][1:4] == pytest.approx([25, 50, 50]) and np.isnan(state["prefix hit"][0])
 
 
 def test_tokens_are_counted_where_they_came() -> None:
