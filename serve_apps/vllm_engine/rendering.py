@@ -3,12 +3,14 @@ would start it, Ray Serve's file that starts the same engines on all nodes, and 
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from conf.io import bounded_yaml
 from conf.io.one_line import one_line
 from conf.specs.experiment import Experiment, Layout, Model, Routing, SimulatedEngine, VllmEngine
 from serve_apps.engine_model.cost.architecture import kv_blocks
@@ -250,47 +252,24 @@ def flag_lines(words: Sequence[str], seen_server: bool = False) -> list[str]:
 LEAST_VERSION = (0, 33)
 """The first one with `vllm bench forward`."""
 OUTPUT = "forward.json"
-KINDS: Mapping[str, str] = {
-    "decode": "launches, weight reads, experts touched, products of decode tokens",
-    "context": "KV reads",
-    "prompt": "products of prefill tokens, and where they become efficient",
-    "attention": "attention of prefill apart from its products",
-    "mixed": "both kinds of tokens in a step: that the terms add up",
-}
-"""What each kind of batch tells apart."""
-DECODERS, SHORT = (1, 2, 4, 8, 16, 32, 64, 128, 256), 512
-CONTEXTS = ((64, 4096), (64, 16384), (16, 16384), (16, 32768))
-PROMPTS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-CHUNKS = ((1024, 8192), (2048, 16384), (1024, 32768))
-PIECES = ((8, 1024), (32, 256))
-MIXED = ((512, 32, 4096), (2048, 64, 4096), (8000, 64, 4096))
+LARGEST_STEP = 8192
+"""Tokens of a step where the recipe leaves them to vLLM (our choice)."""
+CASES = Path(__file__).with_name("forward_cases.yaml")
+_PART = re.compile(r"(?:(?P<count>\d+)\*)?(?P<new>\d+)(?:@(?P<total>\d+)c?)?")
 NOT_OF_A_BENCH = ("enable_prefix_caching", "distributed_executor_backend", "enable_prompt_tokens_details")
 """Arguments that the bench sets itself or does not have."""
 
 
-def cases(longest: int, most_tokens: int, room: int) -> Iterator[str]:
-    """The batches as words of `--case`.
-
-    Requests have at most `longest` tokens, steps `most_tokens`, and the KV of a batch at most `room`.
-    """
-    for count in DECODERS:
-        yield f"decode-{count}={count}*1@{min(SHORT, longest)}"
-    for count, context in CONTEXTS:
-        if context <= longest and count * context <= room:
-            yield f"context-{count}-{context}={count}*1@{context}"
-    for tokens in PROMPTS:
-        if tokens <= min(longest, most_tokens):
-            yield f"prompt-{tokens}={tokens}"
-    for new, context in CHUNKS:
-        if new + context <= longest and new <= most_tokens:
-            yield f"attention-{new}-{context}={new}@{new + context}c"
-    for count, tokens in PIECES:
-        if count * tokens <= most_tokens and tokens <= longest:
-            yield f"attention-{count}x{tokens}={count}*{tokens}"
-    for tokens, count, context in MIXED:
-        fits = tokens + count <= most_tokens and tokens + count * context <= room
-        if max(tokens, context) <= longest and fits:
-            yield f"mixed-{tokens}-{count}={tokens},{count}*1@{context}"
+def fits(case: str, longest: int, most_tokens: int, room: int) -> bool:
+    """True if requests of a case have at most `longest` tokens, its step `most_tokens`, and its KV `room`."""
+    step, held = 0, 0
+    for part in _PART.finditer(case.partition("=")[2]):
+        count, new = int(part["count"] or 1), int(part["new"])
+        total = int(part["total"] or new)
+        if total > longest:
+            return False
+        step, held = step + count * new, held + count * total
+    return step <= most_tokens and held <= room
 
 
 def calibration_text(specs: RenderingInput, machine: Sequence[str]) -> str:
@@ -313,16 +292,15 @@ def calibration_text(specs: RenderingInput, machine: Sequence[str]) -> str:
         )
     recipe = specs.recipe(by_hand=True)
     longest = int(recipe.args.get("max_model_len", specs.experiment.model.max_context_tokens))
-    most_tokens = int(recipe.args.get("max_num_batched_tokens", max(PROMPTS)))
+    most_tokens = int(recipe.args.get("max_num_batched_tokens", LARGEST_STEP))
     spec = SimulatedEngine("simulated")
     experiment = specs.experiment
     room = kv_blocks(spec, experiment.model, experiment.hardware, experiment.layout) * spec.block_size
-    batches = list(cases(longest, most_tokens, room))
-    kinds = [
-        f"#   {kind}: {why}"
-        for kind, why in KINDS.items()
-        if any(batch.startswith(kind) for batch in batches)
-    ]
+    kinds, batches = [], []
+    for kind, row in bounded_yaml.read(CASES.read_text()).items():
+        if fitting := [case for case in row["cases"] if fits(case, longest, most_tokens, room)]:
+            kinds.append(f"#   {kind}: {row['why']}")
+            batches += fitting
     return "\n".join(
         [
             f"# vLLM {version}, dummy weights: times of {len(batches)} batches on one engine, some minutes",
