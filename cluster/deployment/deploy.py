@@ -165,10 +165,10 @@ def _explained(error: DeployError, plan: ServicePlan, since_s: float = 0.0) -> D
     """The error with its cause and the last log lines since then; both are gone once the session ends."""
     environment = {**os.environ, **plan.engine.get("env", {})}
     try:
-        words = last_words(details(), plan.app_name, environment, since_s)
+        why, lines = last_words(details(), plan.app_name, environment, since_s)
     except DeployError:  # Serve itself is gone
         return DeployError(str(error))
-    return DeployError(f"{error}; {words.why}" if words.why else str(error), words.lines)
+    return DeployError(f"{error}; {why}" if why else str(error), lines)
 
 
 def _run(plan: ServicePlan) -> None:
@@ -218,7 +218,8 @@ class _Start:
         """
         plan = self.plan
         now, seen_at = self._await_replicas()
-        now = replace(now, engines=in_order(now.engines, self.before))
+        others = [replica for replica in now.replicas if replica.side != "engine"]
+        now = replace(now, replicas=(*in_order(now.engines, self.before), *others))
         pages = metrics_urls(plan.app_name, [replica.replica_id for replica in now.engines])
         bases = {replica: url.removesuffix("/metrics") for replica, url in pages.items()}
         urls = _node_urls(bases, now) if plan.per_node else (self.front,)
@@ -252,7 +253,7 @@ class _Start:
             if line != last:
                 self.progress(last := line)
             complete = now.counts == {"RUNNING": plan.replicas}
-            if now.trouble is None and complete and len(now.prefill) == plan.prefill_replicas:
+            if now.trouble is None and complete and len(now.of_side("prefill")) == plan.prefill_replicas:
                 return now, seen_at
             if now.status in FAILED and not self.before:
                 raise DeployError(f"{plan.app_name} is {now.status}: {now.message}")
@@ -287,7 +288,7 @@ class _Start:
         self, now: ServeState, bases: Mapping[str, str], warmer: ReplicaWarmer
     ) -> dict[str, PrefillReport]:
         """The reports of the prefill replicas, once each has computed a prompt. Raises WarmupError."""
-        wanted = {replica.replica_id for replica in now.prefill}
+        wanted = {replica.replica_id for replica in now.of_side("prefill")}
         if not wanted:
             return {}
         # Every replica that answers reports all of them.
@@ -324,12 +325,12 @@ class _Start:
             "app_name": self.plan.app_name,
             "engine": dict(self.plan.engine),
             "replicas": replicas,
-            "others": {replica.replica_id: _process(replica) for replica in now.others},
+            "others": {replica.replica_id: _process(replica) for replica in now.of_side("other")},
             "unnamed": warmup_tree(warmups[UNNAMED]) if UNNAMED in warmups else None,
             "options_sha256": now.options,
             "prefill": {
                 replica.replica_id: _process(replica) | _reported(facts.get(replica.replica_id, {}))
-                for replica in now.prefill
+                for replica in now.of_side("prefill")
             },
             "ready_s": time.monotonic() - self.began_s,
         }

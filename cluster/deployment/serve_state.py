@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.exceptions import RayError
@@ -36,9 +36,16 @@ class DeployError(Exception):
         self.last_words = tuple(last_words)
 
 
+Side = Literal["engine", "prefill", "other"]
+
+
 @dataclass(frozen=True, slots=True)
 class ServeReplica:
-    """A running replica: its id, its process and its node; `started_s` is on the controller's clock."""
+    """A running replica: its id, its process and its node; `started_s` is on the controller's clock.
+
+    `side` is engine if it serves the model, prefill if it only computes prompts, other for routers and
+    ingresses.
+    """
 
     replica_id: str
     deployment: str
@@ -47,30 +54,30 @@ class ServeReplica:
     pid: int | None
     actor: str
     started_s: float
+    side: Side = "engine"
 
 
 @dataclass(frozen=True, slots=True)
 class ServeState:
-    """The state of one application.
+    """The state of one application, with its running `replicas`.
 
-    `engines` are the running replicas that serve the model, `prefill` those that only compute prompts, and
-    `others` the running routers and ingresses; `counts` has all replicas of the engines by state, `short` the
-    other deployments that do not run as targeted. `proxy` is the status of the first front that is not
-    healthy; `fronts`, `controller` and `options` name the actors of the fronts, the controller's process and
-    the deployments' options.
+    `counts` has all replicas of the engines by state, `short` the other deployments that do not run as
+    targeted. `proxy` is the status of the first front that is not healthy; `fronts`, `controller` and
+    `options` name the actors of the fronts, the controller's process and the deployments' options.
     """
 
     status: str
     message: str
     counts: dict[str, int]
-    engines: tuple[ServeReplica, ...]
-    prefill: tuple[ServeReplica, ...]
-    others: tuple[ServeReplica, ...]
+    replicas: tuple[ServeReplica, ...]
     short: tuple[str, ...]
     proxy: str
     fronts: tuple[str, ...]
     controller: str
     options: str
+
+    def of_side(self, side: Side) -> tuple[ServeReplica, ...]:
+        return tuple(replica for replica in self.replicas if replica.side == side)
 
     @property
     def replica_ids(self) -> frozenset[str]:
@@ -78,9 +85,8 @@ class ServeState:
         return frozenset(replica.replica_id for replica in self.engines)
 
     @property
-    def replicas(self) -> tuple[ServeReplica, ...]:
-        """All running replicas."""
-        return *self.engines, *self.prefill, *self.others
+    def engines(self) -> tuple[ServeReplica, ...]:
+        return self.of_side("engine")
 
     @property
     def trouble(self) -> str | None:
@@ -101,12 +107,13 @@ class ServeState:
             return f"{gone} of {len(self.replica_ids)} replicas gone, {new} new"
         if now.trouble:
             return now.trouble
-        for before, after in zip(_sorted(self), _sorted(now), strict=False):
-            if (before.replica_id, before.pid, before.node) != (after.replica_id, after.pid, after.node):
+        later = {replica.replica_id: replica for replica in now.replicas}
+        for before in self.replicas:
+            after = later.get(before.replica_id)
+            if after is None or (before.pid, before.node) != (after.pid, after.node):
                 return f"{before.deployment} {before.replica_id} is another process now"
-        others, later = (len(each.replicas) - len(each.engines) for each in (self, now))
-        if others != later:
-            return f"{later} other replicas instead of {others}"
+        if len(later) != len(self.replicas):
+            return f"{len(later) - len(self.replicas)} replicas more than at the start"
         if self.fronts != now.fronts:
             return "the proxy was replaced"
         if self.controller != now.controller:
@@ -131,10 +138,6 @@ def in_order(now: Iterable[ServeReplica], before: Sequence[ServeReplica]) -> tup
     return (*(replica for replica in places if replica is not None), *rest)
 
 
-def _sorted(state: ServeState) -> list[ServeReplica]:
-    return sorted(state.replicas, key=lambda replica: (replica.deployment, replica.replica_id))
-
-
 def state(app_name: str, engines: str = "", prefill: str = "") -> ServeState:
     """The state now; the names of deployments that serve the model, or compute prompts, begin so.
 
@@ -152,29 +155,30 @@ def details() -> dict[str, Any]:
 def read(details: dict[str, Any], app_name: str, engines: str = "", prefill: str = "") -> ServeState:
     """The state of an application in the controller's tree of details."""
     app = details["applications"].get(app_name, {"status": "ABSENT", "message": "", "deployments": {}})
-    mine = {name: deployment for name, deployment in app["deployments"].items() if name.startswith(engines)}
-    rest = {
-        name: _running(name, deployment)
-        for name, deployment in app["deployments"].items()
-        if name not in mine
+    deployments: dict[str, dict[str, Any]] = app["deployments"]
+    sides: dict[str, Side] = {name: _side(name, engines, prefill) for name in deployments}
+    rows = [
+        (name, word(each["state"]), each) for name in deployments for each in deployments[name]["replicas"]
+    ]
+    running = Counter(name for name, status, _ in rows if status == "RUNNING")
+    targets = {
+        name: row["target_num_replicas"] for name, row in deployments.items() if sides[name] != "engine"
     }
-    wanted = {name: app["deployments"][name]["target_num_replicas"] for name in rest}
-    splits = {name: bool(prefill) and name.startswith(prefill) for name in rest}
-    configs = {name: deployment["deployment_config"] for name, deployment in app["deployments"].items()}
+    configs = {name: deployment["deployment_config"] for name, deployment in deployments.items()}
     fronts = list(details["proxies"].values())
     statuses = [word(front["status"]) for front in fronts]
     unhealthy = next((status for status in statuses if status != "HEALTHY"), "HEALTHY")
     return ServeState(
         status=word(app["status"]),
         message=one_line(app["message"]),
-        counts=dict(
-            Counter(word(each["state"]) for deployment in mine.values() for each in deployment["replicas"])
+        counts=dict(Counter(status for name, status, _ in rows if sides[name] == "engine")),
+        replicas=tuple(
+            _replica(name, sides[name], each) for name, status, each in rows if status == "RUNNING"
         ),
-        engines=tuple(replica for name, deployment in mine.items() for replica in _running(name, deployment)),
-        prefill=tuple(replica for name in rest if splits[name] for replica in rest[name]),
-        others=tuple(replica for name in rest if not splits[name] for replica in rest[name]),
         short=tuple(
-            f"{len(rest[name])} of {wanted[name]} {name}" for name in rest if len(rest[name]) != wanted[name]
+            f"{running[name]} of {target} {name}"
+            for name, target in targets.items()
+            if sides[name] != "engine" and running[name] != target
         ),
         proxy=unhealthy if fronts else "ABSENT",
         fronts=tuple(sorted(str(front["actor_id"]) for front in fronts)),
@@ -183,20 +187,15 @@ def read(details: dict[str, Any], app_name: str, engines: str = "", prefill: str
     )
 
 
-def _running(deployment: str, details: dict[str, Any]) -> list[ServeReplica]:
-    return [
-        ServeReplica(
-            replica_id=each["replica_id"],
-            deployment=deployment,
-            node=each["node_id"],
-            host=each["node_ip"],
-            pid=each["pid"],
-            actor=each["actor_name"],
-            started_s=each["start_time_s"],
-        )
-        for each in details["replicas"]
-        if word(each["state"]) == "RUNNING"
-    ]
+def _side(deployment: str, engines: str, prefill: str) -> Side:
+    if deployment.startswith(engines):
+        return "engine"
+    return "prefill" if prefill and deployment.startswith(prefill) else "other"
+
+
+def _replica(deployment: str, side: Side, row: Mapping[str, Any]) -> ServeReplica:
+    process = row["node_id"], row["node_ip"], row["pid"], row["actor_name"], row["start_time_s"]
+    return ServeReplica(row["replica_id"], deployment, *process, side)
 
 
 def metrics_urls(app_name: str, replicas: Sequence[str]) -> dict[str, str]:
@@ -246,31 +245,26 @@ NO_CAUSE = re.compile(
 """Ray lists possible causes, memory among them, for every death, and wraps one traceback in another."""
 
 
-@dataclass(frozen=True, slots=True)
-class LastWords:
-    """The cause in one line, and printable, bounded log lines, each source below a line that names it."""
-
-    why: str = ""
-    lines: tuple[str, ...] = ()
-
-
 def last_words(
     details: Mapping[str, Any], app_name: str, environment: Mapping[str, str], since_s: float = 0.0
-) -> LastWords:
-    """Last words about an application, from Serve's tree of details and the logs on the nodes.
+) -> tuple[str, tuple[str, ...]]:
+    """The cause in one line, and log lines, from Serve's tree of details and the logs on the nodes.
 
-    A log that was not written to since `since_s` (wall clock) belongs to an earlier application of the same
-    name. Secrets in `environment`, and text that looks like a key, are masked.
+    The lines are printable and bounded, each source below a line that names it. A log that was not written to
+    since `since_s` (wall clock) belongs to an earlier application of the same name. Secrets in `environment`,
+    and text that looks like a key, are masked.
     """
-    sources = {name: text.splitlines() for name, text in _messages(details, app_name)} | _logs(
-        app_name, since_s
-    )
+    deployments = details.get("applications", {}).get(app_name, {}).get("deployments", {})
+    # Serve's message on a deployment is the traceback if its constructor raised.
+    sources = {
+        f"Ray Serve on {name}": str(row.get("message", "")).splitlines() for name, row in deployments.items()
+    }
     kept = {
         source: [one_line(masked(line, environment), LETTERS) for line in lines if line.strip()][-LINES:]
         for source, lines in sources.items()
     }
     lines = tuple(line for source, own in kept.items() if own for line in (f"--- {source}", *own))
-    return LastWords(why([line for own in kept.values() for line in own]), lines)
+    return why([line for own in kept.values() for line in own]), lines
 
 
 def why(lines: Sequence[str]) -> str:
@@ -281,13 +275,6 @@ def why(lines: Sequence[str]) -> str:
         if shown:
             return f"{each['cause']} ({shown[-1]})"
     return next((line for line in reversed(relevant) if SAYS_WHY.search(line)), "")
-
-
-def _messages(details: Mapping[str, Any], app_name: str) -> Iterable[tuple[str, str]]:
-    """Serve's message on every deployment: the traceback if its constructor raised."""
-    app = details.get("applications", {}).get(app_name, {})
-    for name, deployment in app.get("deployments", {}).items():
-        yield f"Ray Serve on {name}", str(deployment.get("message", ""))
 
 
 def _logs(app_name: str, since_s: float) -> dict[str, list[str]]:
@@ -336,7 +323,7 @@ def remove(app_name: str, timeout_s: float) -> None:
     """Delete an application and wait until nothing is left of it. Raises DeployError."""
     deadline_s = time.monotonic() + timeout_s
     now = state(app_name)
-    replicas = (*now.engines, *now.others)
+    replicas = now.replicas
     here = LOOPBACK, ray.util.get_node_ip_address()
     processes = with_descendants({each.pid for each in replicas if each.pid and each.host in here})
     try:

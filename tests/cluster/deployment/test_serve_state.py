@@ -65,7 +65,7 @@ def seen(tree: dict[str, Any]) -> ServeState:
 def test_only_the_replicas_that_serve_the_model_are_engines() -> None:
     now = seen(details())
     assert now.replica_ids == {"LLMServer:qwen-0", "LLMServer:qwen-1"}
-    assert now.counts == {"RUNNING": 2} and len(now.others) == 2
+    assert now.counts == {"RUNNING": 2} and len(now.of_side("other")) == 2
     assert (now.trouble, now.changed(seen(details()))) == (None, None)
     assert len(read(details(), "llm").engines) == 4
 
