@@ -112,7 +112,7 @@ def test_faults_in_turn_are_named_and_the_sweep_goes_on(cluster: Cluster) -> Non
     full_disk = r"replaced .*load actor \d+ on load[12] \([0-9.]+\) \(OSError.*No space left on device"
     assert len(re.findall(full_disk, ended.said)) >= 2, ended.said
     not_fetched = [event["text"] for event in ended.events if event["event"] == "left"]
-    assert all("are on load" in text for text in not_fetched), not_fetched
+    assert not_fetched and all("are on load" in text for text in not_fetched), (not_fetched, ended.said)
 
 
 def check_path(ended: Ended, windows: Sequence[int]) -> None:

@@ -21,12 +21,12 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
+from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model.cost.links import KvLink
 from tests.vllm.real_core import (
     Clock,
     Core,
     Gpu,
-    Limits,
     Log,
     Outputs,
     Work,
@@ -126,7 +126,7 @@ class FinishedOutputs(Outputs):
 class Side:
     """One engine: its core, what comes to it, and the transfers that end at it."""
 
-    def __init__(self, role: str, limits: Limits, duration_s: Duration, folder: Path) -> None:
+    def __init__(self, role: str, limits: SimulatedEngine, duration_s: Duration, folder: Path) -> None:
         transfer = KVTransferConfig(
             kv_connector="StillConnector", kv_connector_module_path=__name__, kv_role=role
         )
@@ -134,12 +134,14 @@ class Side:
         gpu = MovingGpu(self.clock, duration_s, self.log)
         self.scheduler = real_scheduler(limits, folder, transfer)
         gpu.requests, gpu.side = self.scheduler.requests, self
-        self.core = Core(self.scheduler, gpu, limits.asynchronous)
+        self.core = Core(self.scheduler, gpu, limits.async_scheduling)
         outputs = FinishedOutputs(self.clock, self.log)
         outputs.side = self
         self.core.output_queue = outputs
         self.connector: Any = self.scheduler.connector
-        self.hasher = get_request_block_hasher(limits.block_size, sha256) if limits.caching else None
+        self.hasher = (
+            get_request_block_hasher(limits.block_size, sha256) if limits.enable_prefix_caching else None
+        )
         self.inbox: deque[tuple[float, str, list[int], int, dict[str, Any]]] = deque()
         self.sent: dict[str, float] = {}
         self.received: dict[str, float] = {}
@@ -175,7 +177,7 @@ class Side:
 
 def run_pair(
     prompts: Sequence[tuple[float, list[int], int]],
-    limits: tuple[Limits, Limits],
+    limits: tuple[SimulatedEngine, SimulatedEngine],
     durations: tuple[Duration, Duration],
     link: KvLink,
     writes: bool,

@@ -24,25 +24,12 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from conf import load
+from conf.specs.experiment import SimulatedEngine
 from serve_apps.vllm_recipes.model_folder import write_folder
 
 TINY, LONGEST = load(["model=tiny_qwen3_moe", "layout=dp1_tp1"]).model, 8192
 Work = tuple[str, int, int]
 """A request's part of a step: its id, the tokens that have their KV already, the tokens to compute."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a workload asks of the engine; `blocks` are usable ones, vLLM's null block comes on top."""
-
-    blocks: int = 100_000
-    block_size: int = 16
-    budget: int = 8192
-    seqs: int = 1024
-    caching: bool = True
-    asynchronous: bool = True
-    long_prefill: int = 0
-    prefill_interval: int = 1
 
 
 @dataclass
@@ -142,30 +129,34 @@ def scheduled_work(output: Any) -> list[Work]:
     return [(name, computed[name], new) for name, new in output.num_scheduled_tokens.items()]
 
 
-def real_scheduler(limits: Limits, folder: Path, transfer: KVTransferConfig | None = None) -> Scheduler:
-    """vLLM's scheduler as EngineCore builds it, over `limits`, for a model of which only a config exists."""
+def real_scheduler(
+    limits: SimulatedEngine, folder: Path, transfer: KVTransferConfig | None = None
+) -> Scheduler:
+    """vLLM's scheduler with these limits as EngineCore builds it, for a model of which only a config exists."""
     write_folder(TINY, folder)
     model = ModelConfig(model=str(folder), skip_tokenizer_init=True, max_model_len=LONGEST)
     scheduling = SchedulerConfig(
         max_model_len=LONGEST,
         is_encoder_decoder=False,
-        max_num_batched_tokens=max(limits.budget, limits.seqs),  # vLLM refuses less; its scheduler copes
-        max_num_seqs=limits.seqs,
-        long_prefill_token_threshold=limits.long_prefill,
-        prefill_schedule_interval=limits.prefill_interval,
+        max_num_batched_tokens=max(
+            limits.max_num_batched_tokens, limits.max_num_seqs
+        ),  # vLLM refuses less; its scheduler copes
+        max_num_seqs=limits.max_num_seqs,
+        long_prefill_token_threshold=limits.long_prefill_token_threshold,
+        prefill_schedule_interval=limits.prefill_schedule_interval,
         enable_chunked_prefill=True,
     )
-    cache = CacheConfig(block_size=limits.block_size, enable_prefix_caching=limits.caching)
+    cache = CacheConfig(block_size=limits.block_size, enable_prefix_caching=limits.enable_prefix_caching)
     config = VllmConfig(
         model_config=model, scheduler_config=scheduling, cache_config=cache, kv_transfer_config=transfer
     )
-    config.scheduler_config.max_num_batched_tokens = limits.budget
-    config.scheduler_config.max_num_seqs = limits.seqs
-    config.scheduler_config.async_scheduling = limits.asynchronous
+    config.scheduler_config.max_num_batched_tokens = limits.max_num_batched_tokens
+    config.scheduler_config.max_num_seqs = limits.max_num_seqs
+    config.scheduler_config.async_scheduling = limits.async_scheduling
     attention = FullAttentionSpec(
         block_size=limits.block_size, num_kv_heads=2, head_size=32, dtype=torch.bfloat16
     )
-    blocks = limits.blocks + 1
+    blocks = limits.num_gpu_blocks + 1  # vLLM's null block comes on top
     config.cache_config.num_gpu_blocks = blocks
     kv = KVCacheConfig(
         num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)]
@@ -173,7 +164,7 @@ def real_scheduler(limits: Limits, folder: Path, transfer: KVTransferConfig | No
     structured = Mock()
     structured.should_advance.return_value = False
     structured.accept_tokens.return_value = True
-    kind = AsyncScheduler if limits.asynchronous else Scheduler
+    kind = AsyncScheduler if limits.async_scheduling else Scheduler
     return kind(config, kv, structured, limits.block_size, log_stats=False)
 
 
@@ -192,7 +183,7 @@ def core_sleeps(sleep: Callable[[float], None]) -> Iterator[None]:
 
 def run_real(
     prompts: Sequence[tuple[float, list[int], int]],
-    limits: Limits,
+    limits: SimulatedEngine,
     duration_s: Callable[[Sequence[Work], int], float],
     folder: Path,
 ) -> Log:
@@ -201,10 +192,10 @@ def run_real(
     gpu = Gpu(clock, duration_s, log)
     scheduler = real_scheduler(limits, folder)
     gpu.requests = scheduler.requests
-    core = Core(scheduler, gpu, limits.asynchronous)
+    core = Core(scheduler, gpu, limits.async_scheduling)
     core.output_queue = Outputs(clock, log)
     init_none_hash(sha256)
-    hasher = get_request_block_hasher(limits.block_size, sha256) if limits.caching else None
+    hasher = get_request_block_hasher(limits.block_size, sha256) if limits.enable_prefix_caching else None
     arriving = deque(enumerate(prompts))
     with core_sleeps(clock.sleep):
         while arriving or core.has_work():

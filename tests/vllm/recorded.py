@@ -14,7 +14,7 @@ from serve_apps.engine_model.engine import steps
 from serve_apps.engine_model.engine.engine import Engine, RequestState
 from serve_apps.engine_model.engine.kinds import EngineKind
 from tests.support.virtual.books import check_integrity, chosen
-from tests.vllm.real_core import Limits, Log, Work
+from tests.vllm.real_core import Log, Work
 
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
 NONE = Constant(0.0, "ms per request", "test")
@@ -70,25 +70,11 @@ def step_time(
     return duration_s
 
 
-def spec_of(limits: Limits) -> SimulatedEngine:
-    """The simulated engine with these limits."""
-    return SimulatedEngine(
-        num_gpu_blocks=limits.blocks,
-        block_size=limits.block_size,
-        max_num_batched_tokens=limits.budget,
-        max_num_seqs=limits.seqs,
-        enable_prefix_caching=limits.caching,
-        async_scheduling=limits.asynchronous,
-        long_prefill_token_threshold=limits.long_prefill,
-        prefill_schedule_interval=limits.prefill_interval,
-    )
-
-
 class RecordedEngine(Engine):
     """Records the begin of its steps, the tokens of each request in them, and every request that it got."""
 
-    def __init__(self, limits: Limits, layout: Layout) -> None:
-        super().__init__(EngineKind.of(spec_of(limits), MODEL, SPECS.hardware, layout))
+    def __init__(self, limits: SimulatedEngine, layout: Layout) -> None:
+        super().__init__(EngineKind.of(limits, MODEL, SPECS.hardware, layout))
         self.starts: list[float] = []
         self.steps: list[dict[int, int]] = []
         self.states: list[RequestState] = []

@@ -26,8 +26,8 @@ from serve_apps.engine_model.service.balancer import Balance, choice
 from serve_apps.engine_model.service.service import Replicas, Service
 from tests.support.virtual.books import check_integrity, chosen
 from tests.vllm.moving_kv import run_pair
-from tests.vllm.real_core import Limits, Log
-from tests.vllm.recorded import MODEL, SPECS, Prompt, assert_same, spec_of, step_time, token_ids
+from tests.vllm.real_core import Log
+from tests.vllm.recorded import MODEL, SPECS, Prompt, assert_same, step_time, token_ids
 
 pytestmark = pytest.mark.vllm
 
@@ -35,15 +35,14 @@ pytestmark = pytest.mark.vllm
 @dataclass(frozen=True)
 class Case:
     prompts: list[Prompt]
-    limits: tuple[Limits, Limits]
+    limits: tuple[SimulatedEngine, SimulatedEngine]
     layout: Layout
 
 
 def run_ours(case: Case) -> tuple[Log, Log]:
     """The logs of the prefill and the decode engine, and that the compiled loop serves as this one does."""
     prefill, decode = (
-        EngineKind.of(spec_of(limits), MODEL, SPECS.hardware, case.layout.decode_side)
-        for limits in case.limits
+        EngineKind.of(limits, MODEL, SPECS.hardware, case.layout.decode_side) for limits in case.limits
     )
     seconds, writes = TransferSeconds.of(MODEL, case.layout), case.layout.transfer_mode == "write"
     kind = replace(decode, prefill=PrefillKind(prefill, seconds, writes, 1, 1))
@@ -135,14 +134,14 @@ def drawn(seed: int, writes: bool, asynchronous: bool, caching: bool) -> Case:
         prompts.append(Prompt(now_s, shared + own, draw.randint(1, 60), shared, draw.randrange(2)))
     most = max(-(-(each.input_tokens + each.output_tokens) // block) for each in prompts)
     limits = [
-        Limits(
-            blocks=most + draw.randint(0, most) if draw.random() < 0.5 else 20 * most,
+        SimulatedEngine(
+            num_gpu_blocks=most + draw.randint(0, most) if draw.random() < 0.5 else 20 * most,
             block_size=block,
-            budget=draw.choice((24, 64, 256, 1024)),
-            seqs=draw.choice((2, 5, 64)),
-            caching=caching,
-            asynchronous=asynchronous,
-            long_prefill=draw.choice((0, 0, 50)),
+            max_num_batched_tokens=draw.choice((24, 64, 256, 1024)),
+            max_num_seqs=draw.choice((2, 5, 64)),
+            enable_prefix_caching=caching,
+            async_scheduling=asynchronous,
+            long_prefill_token_threshold=draw.choice((0, 0, 50)),
         )
         for _ in range(2)
     ]

@@ -7,6 +7,7 @@ request in it, all first and last token times and the cached tokens found at adm
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ import pytest
 import vllm
 from packaging.version import Version
 
+from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model.engine.engine import GenerateRequest
-from tests.vllm.real_core import Limits, run_real
+from tests.vllm.real_core import run_real
 from tests.vllm.recorded import SPECS, Prompt, RecordedEngine, assert_same, step_time, token_ids
 
 pytestmark = pytest.mark.vllm
 
 
-def run_ours(prompts: list[Prompt], limits: Limits) -> RecordedEngine:
+def run_ours(prompts: list[Prompt], limits: SimulatedEngine) -> RecordedEngine:
     """The engine model after the same arrivals."""
     engine = RecordedEngine(limits, SPECS.layout)
     for prompt in prompts:
@@ -74,18 +76,28 @@ def lone() -> list[Prompt]:
     return [Prompt(at_s, draw.randint(1, 100), draw.randint(1, 2)) for at_s in poisson(200, 30.0, 8)]
 
 
-WORKLOADS: dict[str, tuple[list[Prompt], Limits]] = {
-    "few sequences": (mixed(), Limits(budget=512, seqs=7)),
-    "more decoders than budget": (burst(), Limits(budget=24, seqs=64)),
-    "long prompts cut": (burst(), Limits(budget=256, long_prefill=100)),
-    "often alone": (lone(), Limits(budget=256, long_prefill=40)),
-    "shared prefixes": (prefixed(), Limits(budget=1024)),
-    "tight": (mixed(), Limits(blocks=150, budget=1024)),
-    "tight, shared prefixes": (prefixed(), Limits(blocks=130, budget=512)),
-    "tight, shared prefixes, blocks of 1": (prefixed(50), Limits(blocks=2000, budget=512, block_size=1)),
-    "tight, more decoders than budget": (chat(), Limits(blocks=68, budget=24, seqs=64)),
-    "prefills held back": (mixed(), Limits(budget=256, prefill_interval=5)),
-    "tight, prefills held back": (prefixed(), Limits(blocks=200, budget=512, prefill_interval=4)),
+limited = partial(SimulatedEngine, num_gpu_blocks=100_000)
+WORKLOADS: dict[str, tuple[list[Prompt], SimulatedEngine]] = {
+    "few sequences": (mixed(), limited(max_num_batched_tokens=512, max_num_seqs=7)),
+    "more decoders than budget": (burst(), limited(max_num_batched_tokens=24, max_num_seqs=64)),
+    "long prompts cut": (burst(), limited(max_num_batched_tokens=256, long_prefill_token_threshold=100)),
+    "often alone": (lone(), limited(max_num_batched_tokens=256, long_prefill_token_threshold=40)),
+    "shared prefixes": (prefixed(), limited(max_num_batched_tokens=1024)),
+    "tight": (mixed(), limited(num_gpu_blocks=150, max_num_batched_tokens=1024)),
+    "tight, shared prefixes": (prefixed(), limited(num_gpu_blocks=130, max_num_batched_tokens=512)),
+    "tight, shared prefixes, blocks of 1": (
+        prefixed(50),
+        limited(num_gpu_blocks=2000, max_num_batched_tokens=512, block_size=1),
+    ),
+    "tight, more decoders than budget": (
+        chat(),
+        limited(num_gpu_blocks=68, max_num_batched_tokens=24, max_num_seqs=64),
+    ),
+    "prefills held back": (mixed(), limited(max_num_batched_tokens=256, prefill_schedule_interval=5)),
+    "tight, prefills held back": (
+        prefixed(),
+        limited(num_gpu_blocks=200, max_num_batched_tokens=512, prefill_schedule_interval=4),
+    ),
 }
 if Version(vllm.__version__) < Version("0.32"):
     del WORKLOADS["often alone"]  # vLLM 0.29 cuts the long prompt of a lone request; the model does not
@@ -117,7 +129,7 @@ def cases() -> Iterator[Any]:
 @pytest.mark.parametrize(("name", "caching", "asynchronous"), cases())
 def test_the_same_steps_as_vllm(name: str, caching: bool, asynchronous: bool, tmp_path: Path) -> None:
     prompts, limits = WORKLOADS[name]
-    limits = replace(limits, caching=caching, asynchronous=asynchronous)
+    limits = replace(limits, enable_prefix_caching=caching, async_scheduling=asynchronous)
     ours = run_ours(prompts, limits)
     real = run_real(token_ids(prompts), limits, step_time(prompts, SPECS.layout), tmp_path)
     assert_same(ours.log(), real)
