@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import math
 import time
 from datetime import UTC
 from pathlib import Path
@@ -32,14 +31,11 @@ from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Start, WindowPlan
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
-from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.simulated.openai_answers import ApiRequest
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers import mock_exchanges
 from tests.support.servers.mock_server import END, Script, answer, head, token, usage
 from tests.support.servers.plans import client_plan
-from tests.support.virtual.engines import run_step
 from tests.support.virtual.simulated_prefix import simulated
 from tests.support.virtual.simulated_service import ARRIVALS, Service, planned, run
 from tests.support.virtual.virtual_drivers import Altering, plan, virtual
@@ -197,19 +193,6 @@ SHORT = ["workload.input_tokens.mean=600", "workload.output_tokens.mean=20"]
 EXPERIMENT = load([f"engine.time_scale={FAST}", *SHORT])
 
 
-def virtual_s(experiment: Experiment) -> tuple[float, float]:
-    """Seconds to the first and to the last token of a lone request, on the virtual clock."""
-    spec = experiment.engine
-    plain = Engine(EngineKind.of(spec, experiment.model, experiment.hardware, experiment.layout))
-    times, now_s = [], 0.0
-    plain.add(GenerateRequest(600, 20), now_s)
-    while (now_s := max(now_s, plain.ready_s())) != math.inf:
-        if step := run_step(plain, now_s):
-            now_s = step.end_s
-            times += [now_s] * len(step.events)
-    return times[0], times[-1]
-
-
 async def measured(folder: Path, experiment: Experiment) -> pa.Table:
     """Rows of requests one after the other, over HTTP."""
     prompts = Prompts(experiment.workload, experiment.model.served_name, experiment.model.vocab, salt=1)
@@ -233,7 +216,7 @@ async def measured(folder: Path, experiment: Experiment) -> pa.Table:
 def test_over_http_the_engines_own_times_are_those_of_the_virtual_clock(tmp_path: Path, scale: float) -> None:
     experiment = load([f"engine.time_scale={scale}", *SHORT])
     rows = asyncio.run(measured(tmp_path, experiment))
-    first_s, last_s = virtual_s(experiment)
+    first_s, *_, last_s = planned([(0.0, 600, 20)])[0]
     assert rows["status"].to_pylist() == ["ok"] * REQUESTS
     assert metrics.numbers(rows, "engine_first_token_ns") == pytest.approx(first_s * NS, abs=1000)
     assert metrics.numbers(rows, "engine_last_token_ns") == pytest.approx(last_s * NS, abs=1000)

@@ -132,7 +132,7 @@ def scheduled_work(output: Any) -> list[Work]:
 def real_scheduler(
     limits: SimulatedEngine, folder: Path, transfer: KVTransferConfig | None = None
 ) -> Scheduler:
-    """vLLM's scheduler with these limits as EngineCore builds it, for a model of which only a config exists."""
+    """vLLM's scheduler as EngineCore builds it, for a model of which only a config exists."""
     write_folder(TINY, folder)
     model = ModelConfig(model=str(folder), skip_tokenizer_init=True, max_model_len=LONGEST)
     scheduling = SchedulerConfig(

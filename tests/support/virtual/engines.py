@@ -13,7 +13,7 @@ from serve_apps.engine_model import Engine, EngineKind
 from serve_apps.engine_model.cost.step_time import Batch, RanksTime
 from serve_apps.engine_model.service.service import late_gap_s
 from tests.support.virtual.books import check_integrity
-from tests.support.virtual.virtual_service import VirtualService
+from tests.support.virtual.virtual_service import RequestProgress, VirtualService
 
 QWEN = "qwen3_235b_a22b_fp8"
 
@@ -79,20 +79,6 @@ def drain(served: Engine, now_s: float = 0.0) -> list[Step]:
     return done
 
 
-class GapProgress(NamedTuple):
-    """A request as `RequestProgress` has it, with a quantile of its own gaps once it has ended."""
-
-    key: int
-    replica: int
-    first_token_s: float | None
-    last_token_s: float | None
-    tokens: int
-    finished: bool
-    own_itl_s: float | None
-    gaps: int | None
-    gaps_over: int | None
-
-
 class GapService(VirtualService):
     """One engine that also tells the quantile `within` each answer's gaps, and those over a bound.
 
@@ -105,16 +91,15 @@ class GapService(VirtualService):
         super().__init__(kind, seed=seed, tokens=True)
         self._within, self._most_s, self._factor = within, most_s, factor
 
-    def observe(self) -> list[Any]:
+    def observe(self) -> list[RequestProgress]:
         numbers = dict(self._open)
-        return [
-            GapProgress(*seen[:6], *(self._own(numbers[seen.key]) if seen.finished else (None,) * 3))
-            for seen in super().observe()
-        ]
+        return [self._told(seen, numbers[seen.key]) for seen in super().observe()]
 
-    def _own(self, number: int) -> tuple[float | None, int, int]:
+    def _told(self, seen: RequestProgress, number: int) -> RequestProgress:
+        if not seen.finished:
+            return seen
         request = self.service.arrays.requests[number]
         ends_s = self.service.arrays.tokens[request["token"] : request["token"] + request["output"]]
-        over = np.count_nonzero(np.diff(ends_s) > self._factor * self._most_s)
+        over = int(np.count_nonzero(np.diff(ends_s) > self._factor * self._most_s))
         own_s = float(late_gap_s(ends_s, self._within)) / self._factor if len(ends_s) > 1 else None
-        return own_s, len(ends_s) - 1, int(over)
+        return seen._replace(own_itl_s=own_s, gaps=len(ends_s) - 1, gaps_over=over)

@@ -20,7 +20,8 @@ class RequestProgress(NamedTuple):
     """A request at the virtual now: its `tokens` emitted so far, and the times of the first and the last.
 
     `cached_tokens` of its prompt were in its prefill engine's cache; -1 where it has none, or did not begin.
-    `queue_s` is its time in the scheduler's queue, told at its end; None where that is not known.
+    `queue_s` is its time in the scheduler's queue, told at its end; None where that is not known. Only
+    `GapService` tells the quantile of a request's own gaps, their number, and how many were over a bound.
     """
 
     key: int
@@ -31,6 +32,9 @@ class RequestProgress(NamedTuple):
     finished: bool
     cached_tokens: int = -1
     queue_s: float | None = None
+    own_itl_s: float | None = None
+    gaps: int | None = None
+    gaps_over: int | None = None
 
 
 class SessionPrompt(NamedTuple):

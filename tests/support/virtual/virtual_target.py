@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,39 +15,9 @@ from loadgen.fleet.target import Observation
 from loadgen.studies.gate_questions import THREADS
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
-
-class Progress(Protocol):
-    """How far a request has come; times are seconds on the virtual clock, None where nothing came."""
-
-    @property
-    def key(self) -> int: ...
-    @property
-    def replica(self) -> int: ...
-    @property
-    def first_token_s(self) -> float | None: ...
-    @property
-    def last_token_s(self) -> float | None: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def finished(self) -> bool: ...
-
-
-class Service(Protocol):
-    """Engines behind a balancer on one virtual clock; a request may name its engine, `replica`."""
-
-    def submit(
-        self,
-        key: int,
-        at_s: float,
-        input_tokens: int,
-        output_tokens: int,
-        replica: int | None = None,
-        shared_tokens: int = 0,
-    ) -> None: ...
-    def retract(self, after_s: float) -> None: ...
-    def advance(self, until_s: float) -> None: ...
-    def observe(self) -> Iterable[Progress]: ...
+Service = Any
+"""Engines behind a balancer on one virtual clock: `VirtualService`, or a toy with its methods `submit`,
+`retract`, `advance` and `observe`; the latter returns as much of `RequestProgress` as it knows."""
 
 
 class VirtualTarget:
@@ -129,7 +99,7 @@ class Faster:
         ]
 
 
-def _table(flights: Sequence[tuple[Planned, Progress]]) -> pa.Table:
+def _table(flights: Sequence[tuple[Planned, Any]]) -> pa.Table:
     """Rows of schema `PROGRESS`: sent in time, and ended with the last token."""
     plans = [plan for plan, _ in flights]
     columns = plan_columns(plans)
@@ -146,22 +116,18 @@ def _table(flights: Sequence[tuple[Planned, Progress]]) -> pa.Table:
         "end_offset_ns": pc.if_else(pa.array(finished), last, None),
         "prompt_tokens": columns["requested_input_tokens"],
         "output_tokens": [progress.tokens or None for _, progress in flights],
-        "own_itl_us": [_own_us(progress) for _, progress in flights],
-        "queue_us": [_queue_us(progress) for _, progress in flights],
+        "own_itl_us": [_us(progress, "own_itl_s") for _, progress in flights],
+        "queue_us": [_us(progress, "queue_s") for _, progress in flights],
         "gaps": [getattr(progress, "gaps", None) for _, progress in flights],
         "gaps_over": [getattr(progress, "gaps_over", None) for _, progress in flights],
     }
     return pa.table(records.empty(records.PROGRESS, len(plans)) | columns, schema=records.PROGRESS)
 
 
-def _own_us(progress: Progress) -> int | None:
-    own_s = getattr(progress, "own_itl_s", None)
-    return None if own_s is None else round(1e6 * own_s)
-
-
-def _queue_us(progress: Progress) -> int | None:
-    queue_s = getattr(progress, "queue_s", None)
-    return None if queue_s is None or not progress.finished else round(1e6 * queue_s)
+def _us(progress: Any, name: str) -> int | None:
+    """A figure in microseconds; None where the service does not tell it, or not yet."""
+    seconds = getattr(progress, name, None) if progress.finished else None
+    return None if seconds is None else round(1e6 * seconds)
 
 
 def _offsets(at_s: list[float | None], due_ns: Any) -> pa.Array:
