@@ -17,36 +17,26 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from analysis.capacity import paired_ratio
 from analysis.stats.dispersion import quantile_interval
 from analysis.stats.quantiles import quantile
 from conf import Experiment, load
-from loadgen.drive.driver import Driver
-from loadgen.drive.load_feed import LoadPlan
-from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.programs import sweep
 from loadgen.search.window_plan import Start
-from loadgen.studies.comparison import (
-    Original,
-    PairedReplays,
-    apart,
-    next_replay,
-    pairs_of,
-    ramp_centre,
-)
+from loadgen.studies.comparison import PairedReplays
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from tests.benchmarks._foreign_queues import Network, QueueNetwork
 from tests.benchmarks._foreign_steps import Floats, InTurn, StepServer, Traits
+from tests.benchmarks.search_accuracy import HEADS, replayed, row
 from tests.support.search.scenarios import GUESS_SPREAD
-from tests.support.search.searches import PREDICTION_SD, Found, concluded, swept
+from tests.support.search.searches import PREDICTION_SD, Found, driver, search_of
 from tests.support.virtual.virtual_target import Faster, VirtualTarget
 
 TRUTH = Path(__file__).with_name("foreign_truth.csv")
@@ -218,87 +208,30 @@ def find_truths(names: list[str]) -> None:
             file.writelines(f"{one},{known[one]}\n" for one in SCENARIOS if one in known)
 
 
+def start(name: str, search: str, chance: np.random.Generator, factor: float = 1.0) -> Start:
+    """What a search is told beforehand, each wrong by chance; the expected capacity by `factor` too."""
+    guess = truths()[name] * math.exp(chance.uniform(-GUESS_SPREAD, GUESS_SPREAD))
+    expected = truths()[name] * factor * math.exp(chance.normal(0, PREDICTION_SD))
+    return Start(guess, expected, ttft_s=experiment(name, search).slo.first_token_ms / 1e3)
+
+
 def compared(name: str, search: str, seed: int, factor: float = 1.0) -> str:
     """What is said of a service and of its twin, whose chance is its own and on which time runs faster."""
-    asked = experiment(name, f"search={search}")
-    chance = np.random.default_rng([seed, 1])
-
-    def loaded(own: int, factor: float = 1.0) -> Driver:
-        guess = truths()[name] * math.exp(chance.uniform(-GUESS_SPREAD, GUESS_SPREAD))
-        expected = truths()[name] * math.exp(chance.normal(0, PREDICTION_SD))
-        start = Start(guess, expected, ttft_s=asked.slo.first_token_ms / 1e3)
-        plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, seed, start)
-        target = VirtualTarget(Faster(service(name, own), factor))
-        return Driver(target, plan, lambda _, /, **__: None)
-
-    a, b = loaded(seed), loaded(seed + 5000, factor)
-    whole = [o for o in swept(a).outcomes if o.plan.kind == "window" and not (o.void or o.aborted)]
-    windows = [(outcome.plan, outcome.counts) for outcome in whole]
-    original = Original.of_windows(seed, ramp_centre(a), asked.slo, windows, a.windows.requests)
-    sweep(b, lambda driver: next_replay(driver, original))
-    pairs = [pair for pair in pairs_of(b, original) if pair.whole]
-    ratio = PairedReplays(len(pairs), paired_ratio.ratio(pairs, apart(b, original)))
+    asked, chance = experiment(name, f"search={search}"), np.random.default_rng([seed, 1])
+    services = service(name, seed), Faster(service(name, seed + 5000), factor)
+    a, b = (
+        driver(VirtualTarget(it), asked, start(name, f"search={search}", chance), seed) for it in services
+    )
+    ratio = PairedReplays(*replayed(a, b, seed))
     return "too little shown" if ratio.lack or not ratio.ratio else ratio.ratio.verdict
 
 
-def searched(name: str, search: str, seed: int) -> tuple[Found, Any]:
-    """A search of a fresh service, and its outcomes; `quick x 1/2` is told half of the truth."""
+def searched(name: str, search: str, seed: int) -> Found:
+    """A search of a fresh service; `quick x 1/2` is told half of the truth."""
     kind, _, off = search.partition(" x ")
-    factor = math.prod(
-        1 / float(part) if k else float(part) for k, part in enumerate((off or "1").split("/"))
-    )
-    asked = experiment(name, f"search={kind}")
-    chance = np.random.default_rng([seed, 1])
-    guess = truths()[name] * math.exp(chance.uniform(-GUESS_SPREAD, GUESS_SPREAD))
-    expected = truths()[name] * factor * math.exp(chance.normal(0, PREDICTION_SD))
-    start = Start(guess, expected, ttft_s=asked.slo.first_token_ms / 1e3)
-    plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, seed, start)
-    driver = Driver(VirtualTarget(service(name, seed)), plan, lambda _, /, **__: None)
-    try:
-        result = swept(driver)
-        claim = driver.windows.claim()
-        changed = bool(claim and claim.change)
-        return replace(concluded(result, asked), changed=changed), result
-    except TargetLost:
-        return Found(math.nan, 0.0, math.inf, 0.0, driver.elapsed_s() / 60, stop="lost"), None
-
-
-HEADS = (
-    "service",
-    "search",
-    "runs",
-    "min",
-    "bias %",
-    "RMSE %",
-    "cover",
-    "certified over",
-    "half-width %",
-    "open",
-    "changed",
-)
-
-
-def row(name: str, search: str, founds: list[Found]) -> str:
-    """What became of the searches of a scenario, as a row of a table; an open end covers what lies beyond."""
-    capacity = truths()[name]
-    closed = [each for each in founds if math.isfinite(each.estimate)]
-    claims = [each for each in founds if each.low or each.high < math.inf]
-    covers = [each.low <= capacity <= each.high for each in claims]
-    error = np.array([math.log(each.estimate / capacity) for each in closed])
-    half = [math.log(each.high / max(each.low, 1e-9)) / 2 for each in closed]
-    figures = [
-        f"{np.mean([each.minutes for each in founds]):.1f}",
-        f"{100 * error.mean():+.1f}" if closed else "-",
-        f"{100 * math.sqrt((error**2).mean()):.1f}" if closed else "-",
-        f"{np.mean(covers):.2f}" if covers else "-",
-        f"{np.mean([each.certified > capacity for each in founds]):.2f}",
-        f"{100 * np.median(half):.1f}" if closed else "-",
-        str(len(founds) - len(closed)),
-        f"{np.mean([each.changed for each in founds]):.2f}",
-    ]
-    stops = Counter(each.stop for each in founds if each.stop != "budget")
-    ends = "".join(f" {count} {stop}" for stop, count in stops.items())
-    return f"| {' | '.join([name, search, str(len(founds)), *figures])}{ends} |"
+    asked, chance = experiment(name, f"search={kind}"), np.random.default_rng([seed, 1])
+    begin = start(name, f"search={kind}", chance, float(Fraction(off or "1")))
+    return search_of(driver(VirtualTarget(service(name, seed)), asked, begin, seed), asked)
 
 
 def main() -> None:
@@ -338,7 +271,8 @@ def main() -> None:
     seeds = range(options.first, options.first + options.replications)
     for name in options.only:
         for search in options.searches or SCENARIOS[name].predictions:
-            print(row(name, search, [searched(name, search, seed)[0] for seed in seeds]), flush=True)
+            founds = [searched(name, search, seed) for seed in seeds]
+            print(row(f"{name} | {search}", truths()[name], founds), flush=True)
     print(f"\n{(time.monotonic() - began_s) / 60:.1f} min, load {os.getloadavg()[0]:.1f}")
 
 

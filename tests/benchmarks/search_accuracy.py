@@ -22,7 +22,6 @@ from analysis.capacity import paired_ratio
 from analysis.stats.estimate import Estimate
 from analysis.stats.pooling import Measured, pooled
 from loadgen.drive.driver import Driver
-from loadgen.drive.load_feed import LoadPlan
 from loadgen.drive.programs import sweep
 from loadgen.search.window_plan import Start
 from loadgen.studies import comparison
@@ -39,7 +38,7 @@ from tests.support.search.scenarios import (
     service,
     truths,
 )
-from tests.support.search.searches import PREDICTION_SD, Found, answer, begun, searched
+from tests.support.search.searches import PREDICTION_SD, Found, answer, begun, driver, searched
 from tests.support.virtual.virtual_target import Faster, VirtualTarget
 
 FAR_RATIOS = {
@@ -86,20 +85,10 @@ def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:
     far = factor != FASTER
     asked = experiment(scenario, "search=standard", *(["search.start=prediction"] if far else []))
     guess = truths()[scenario] * math.exp(np.random.default_rng([seed, 1]).normal(0, PREDICTION_SD))
-    plan = LoadPlan(
-        asked.search, asked.slo, asked.workload, 1, seed, Start(GUESS_QPS, guess if far else None)
-    )
+    start = Start(GUESS_QPS, guess if far else None)
     faster = Faster(service(asked, 2 * seed + 1, factor), factor)
-    targets = VirtualTarget(service(asked, 2 * seed)), VirtualTarget(faster)
-    a, b = (Driver(target, plan, lambda _, /, **__: None) for target in targets)
-    sweep(a)
-    valid = (outcome for outcome in a.windows.outcomes if not outcome.void and not outcome.aborted)
-    good = [(it.plan, it.counts) for it in valid if it.plan.kind == "window"]
-    centre = comparison.ramp_centre(a)
-    original = comparison.Original.of_windows(plan.seed, centre, plan.slo, good, a.windows.requests)
-    sweep(b, lambda driver: comparison.next_replay(driver, original))
-    pairs = comparison.pairs_of(b, original)
-    ratio = paired_ratio.ratio([pair for pair in pairs if pair.whole], comparison.apart(b, original))
+    a, b = (driver(VirtualTarget(it), asked, start, seed) for it in (service(asked, 2 * seed), faster))
+    ratio = replayed(a, b, seed)[1]
     minutes = (a.elapsed_s() + b.elapsed_s()) / 60
     if ratio is None or ratio.open:
         ends = (
@@ -109,6 +98,18 @@ def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:
         )
         return Found(math.nan, *ends, ends[0], minutes)
     return Found(ratio.estimate.value, *ratio.estimate.ends, ratio.estimate.low, minutes)
+
+
+def replayed(a: Driver, b: Driver, seed: int) -> tuple[int, paired_ratio.Ratio | None]:
+    """A searches and B replays its windows: the number of whole pairs, and the ratio of B to A."""
+    sweep(a)
+    valid = (outcome for outcome in a.windows.outcomes if not outcome.void and not outcome.aborted)
+    good = [(it.plan, it.counts) for it in valid if it.plan.kind == "window"]
+    centre, slo = comparison.ramp_centre(a), a.plan.slo
+    original = comparison.Original.of_windows(seed, centre, slo, good, a.windows.requests)
+    sweep(b, lambda driver: comparison.next_replay(driver, original))
+    pairs = [pair for pair in comparison.pairs_of(b, original) if pair.whole]
+    return len(pairs), paired_ratio.ratio(pairs, comparison.apart(b, original))
 
 
 def _method(name: str) -> Callable[[str, int], Found]:
@@ -195,7 +196,7 @@ def row(title: str, truth: float, founds: list[Found]) -> str:
 
     An answer with an open end is a bound, which is wrong where the truth lies beyond it; without any end it
     claims nothing, and no share counts it. `other ends` are the searches that something else than their
-    budget ended.
+    budget ended, and those of a service that is said to have changed.
     """
     known = [each for each in founds if math.isfinite(each.estimate)]
     claims = [each for each in founds if each.low or each.high < math.inf]
@@ -208,6 +209,7 @@ def row(title: str, truth: float, founds: list[Found]) -> str:
         np.mean([getattr(each, name) for each in founds]) for name in ("minutes", "windows", "ramp_s")
     )
     stops = Counter(each.stop for each in founds if each.stop != "budget")
+    stops += Counter(changed=sum(each.changed for each in founds))
     ends = ", ".join(f"{count} {stop}" for stop, count in stops.items())
     bias, spread, half = _errors(truth, known)
     return (

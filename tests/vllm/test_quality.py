@@ -7,9 +7,6 @@ AVX-512, vLLM 0.32.0; asserted is what another CPU gives too.
 """
 
 import json
-import os
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -32,7 +29,7 @@ from loadgen.studies.gate_questions import AskedPrompt, AskedService, Asking
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import ApiError, ServedModel
 from serve_apps.vllm_recipes.model_folder import write_folder
-from tests.vllm.running import Server, post, serving
+from tests.vllm.running import Server, post, said, serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -68,11 +65,12 @@ def answered(output):
 asked = json.loads(sys.argv[1])
 prompts = asked["prompts"]
 sampled = SamplingParams(max_tokens=asked["tokens"], ignore_eos=True, temperature=0, logprobs=asked["top"])
+refused = {}
 for name, (model, args) in asked["sides"].items():
     try:
         engine = LLM(model, enforce_eager=True, enable_prefix_caching=False, **args)
     except NotImplementedError as error:
-        print("SAID" + json.dumps([name, str(error)]))
+        refused[name] = str(error)
         continue
     texts = engine.generate([{"prompt_token_ids": one} for one in prompts], sampled, use_tqdm=False)
     found = [AnswerRecord(at, digest(one), 0, answered(text.outputs[0]))
@@ -81,6 +79,7 @@ for name, (model, args) in asked["sides"].items():
     answer_file.write(found, Path(asked["out"]) / name / answer_file.FILE)
     del engine
     cleanup_dist_env_and_memory()
+print("SAID" + json.dumps(refused))
 """
 
 
@@ -198,15 +197,8 @@ def recorded(models: Models, experiment: Experiment, tmp_path_factory: pytest.Te
         "top": gate_questions.ALTERNATIVES,
         "sides": sides,
     }
-    ran = subprocess.run(
-        [sys.executable, "-c", RECORD, json.dumps(tree)],
-        env={**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HOME": str(out)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    refused = dict(json.loads(line[4:]) for line in ran.stdout.splitlines() if line.startswith("SAID"))
+    environment = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    refused = said(["-c", RECORD, json.dumps(tree)], environment, out, 600)
     assert refused.keys() <= {"fp8"}, refused
     return Recorded(out, refused)
 

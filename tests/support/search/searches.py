@@ -24,6 +24,7 @@ from tests.support.search.scenarios import (
     truths,
 )
 from tests.support.virtual import fluid
+from tests.support.virtual.virtual_target import VirtualTarget
 
 PREDICTION_SD = 0.10
 
@@ -61,12 +62,23 @@ def begun(scenario: str, experiment: Experiment, start: Start, seed: int) -> Fou
     """A search of a fresh node."""
     if scenario in DRIFTING:
         return concluded(fluid.searched(drawn(scenario, seed), experiment.search, start), experiment)
+    return search_of(driver(target(scenario, seed), experiment, start, seed), experiment)
+
+
+def driver(target: VirtualTarget, experiment: Experiment, start: Start, seed: int) -> Driver:
+    """The driver of a search of one node, which nobody watches."""
     plan = LoadPlan(experiment.search, experiment.slo, experiment.workload, 1, seed, start)
-    driver = Driver(target(scenario, seed), plan, lambda _, /, **__: None)
+    return Driver(target, plan, lambda _, /, **__: None)
+
+
+def search_of(driver: Driver, experiment: Experiment) -> Found:
+    """A search by this driver, and whether the service is said to have changed meanwhile."""
     try:
-        return concluded(swept(driver), experiment)
+        result = concluded(swept(driver), experiment)
     except TargetLost:
         return Found(math.nan, 0.0, math.inf, 0.0, driver.elapsed_s() / 60, stop="lost")
+    claim = driver.windows.claim()
+    return replace(result, changed=bool(claim and claim.change))
 
 
 def swept(driver: Driver) -> fluid.Answer:
