@@ -304,7 +304,7 @@ def test_the_replicas_own_addresses_are_the_nodes() -> None:
             serve_state.ServeReplica(name, "engine", node, "10.0.0.1", 1, name, 0.0)
             for name, node in nodes_.items()
         )
-        return serve_state.ServeState("RUNNING", "", {}, engines, (), (), (), "HEALTHY", (), "", "")
+        return serve_state.ServeState("RUNNING", "", {}, engines, (), "HEALTHY", (), "", "")
 
     urls = {"b": "http://10.0.0.2:3000", "a": "http://10.0.0.1:3001"}
     assert deploy._node_urls(urls, state(a="one", b="two")) == (urls["a"], urls["b"])
