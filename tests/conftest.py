@@ -144,6 +144,12 @@ def standing(shared_session: SharedSession) -> "Session":
 
 
 @pytest.fixture(scope="module")
+def ray_session(shared_session: SharedSession) -> "Session":
+    """Ray with Serve behind HAProxy: a head for load actors and two fake nodes of eight GPUs."""
+    return shared_session.fake()
+
+
+@pytest.fixture(scope="module")
 def ray_alone(shared_session: SharedSession) -> "Session":
     """Ray without Serve: a head for load actors, and two nodes that may be killed."""
     return shared_session.of(Cluster("doomed", session="fake", nodes=2, gpus_per_node=1), None)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cluster.ray_session.own_machine import with_descendants
-from tests.support.machine.shared_session import SharedSession
 
 if TYPE_CHECKING:
     from cluster.ray_session.session import Session
@@ -35,9 +34,3 @@ def nothing_left() -> Iterator[None]:
 def on_standing(standing: "Session", monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in this process deploy in the session that stands."""
     monkeypatch.setattr("loadgen.cli.deployment.open_session", lambda *_, **__: nullcontext(standing))
-
-
-@pytest.fixture(scope="module")
-def ray_session(shared_session: SharedSession) -> "Session":
-    """Ray with Serve behind HAProxy: a head for load actors and two fake nodes of eight GPUs."""
-    return shared_session.fake()

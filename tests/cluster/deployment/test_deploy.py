@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -19,23 +18,18 @@ import pytest
 import ray
 from ray.serve import Application
 
-from analysis.rows.records import SERVER, read_stream
 from cluster.deployment import serve_state
 from cluster.deployment.deploy import DeployError, Deployment, ServicePlan, deploy
 from cluster.ray_session.own_machine import with_descendants
 from cluster.ray_session.session import Session
 from conf import load
-from loadgen.run import samplers
-from loadgen.studies import gate_questions
 from serve_apps.simulated.app import application_name, build_app
-from serve_apps.simulated.revealed_answers import GreedyText
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.servers.plans import one_token
 from tests.support.servers.sockets import LOOPBACK, listening
 
 pytestmark = pytest.mark.ray
 
-DEFECT = 0.1
 SPECS = load(
     [
         "cluster=laptop_4n",
@@ -43,7 +37,6 @@ SPECS = load(
         "hardware=mi325x",
         "model=qwen3_235b_a22b_fp8",
         "engine=simulated",
-        f"engine.defect={DEFECT}",
         "layout=dp2_tp4_ep4",
     ]
 )
@@ -189,65 +182,12 @@ def test_a_stream_has_every_token_usage_and_an_end(deployment: Deployment) -> No
     assert done == "[DONE]"
 
 
-def test_every_replica_answers_the_same_text_and_its_defect(deployment: Deployment) -> None:
-    question = "/v1/completions", gate_questions.request_body(MODEL, [1, 2, 3], 40, "a")
-    answers = ask(deployment, *[question] * 16)
-    assert len({answer.replica_id for answer in answers}) > 1
-    for answer in answers:
-        salt = json.loads(answer.body)["id"].removeprefix("cmpl-")
-        wrong, right = (GreedyText([1, 2, 3], SPECS.model.vocab, salt, share) for share in (DEFECT, 0))
-        wrong.write(40)
-        right.write(40)
-        told, _ = gate_questions.parse(answer.body, [1, 2, 3], 40)
-        assert list(told.tokens) == wrong.tokens != right.tokens
-        assert [list(top) for top in told.alternatives] == [list(top)[:20] for top in wrong.tops]
-
-
 def test_the_balancer_uses_every_replica_alike(deployment: Deployment) -> None:
     body = {"prompt": [7] * 100, "max_tokens": 40, "stream": True}
     answers = ask(deployment, *[("/v1/completions", body)] * 12)
     share = Counter(answer.replica_id for answer in answers)
     assert set(share) == deployment.replica_ids
     assert set(share.values()) == {3}
-
-
-def test_each_replica_tells_what_it_did_itself(
-    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(samplers, "PERIOD_S", 0.2)
-    path = tmp_path / "timeseries.arrow"
-
-    def last_known() -> dict[str, dict[str, Any]]:
-        rows = read_stream(path, SERVER).to_pylist()
-        return {row["replica"]: row for row in rows if row["error"] is None}
-
-    def tell(since_ns: int) -> dict[str, dict[str, Any]]:
-        """Each replica's figures in a sample after that instant."""
-        deadline_s = time.monotonic() + PATIENCE_S
-        while True:
-            known = {name: row for name, row in last_known().items() if row["clock_ns"] > since_ns}
-            if set(known) == deployment.replica_ids:
-                return known
-            assert time.monotonic() < deadline_s, "not every replica was sampled"
-            time.sleep(0.1)
-
-    with samplers.Scraper(deployment.metrics_urls, path, time.monotonic_ns):
-        before = tell(0)
-        answers = ask(
-            deployment,
-            *[("/v1/completions", {"prompt": [7] * 10, "max_tokens": n}) for n in (3, 5, 7, 11, 13)],
-        )
-        after = tell(time.monotonic_ns())
-    told = {name: Counter({"finished": 0}) for name in deployment.replica_ids}
-    for answer in answers:
-        usage = json.loads(answer.body)["usage"]
-        told[str(answer.replica_id)] += Counter(
-            finished=1, prompt_tokens=usage["prompt_tokens"], generation_tokens=usage["completion_tokens"]
-        )
-    for name, counted in told.items():
-        for figure in ("finished", "prompt_tokens", "generation_tokens"):
-            assert after[name][figure] - before[name][figure] == counted[figure]
-        assert (after[name]["running"], after[name]["waiting"], after[name]["kv_usage"]) == (0, 0, 0.0)
 
 
 def test_a_refusal_comes_through_the_proxy(deployment: Deployment) -> None:

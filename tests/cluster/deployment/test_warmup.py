@@ -4,11 +4,9 @@ import itertools
 import json
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -33,40 +31,22 @@ from cluster.deployment.warmup import (
 )
 from conf.io.http_get import HttpAnswer
 from tests.support.machine.patience import PATIENCE_S
+from tests.support.servers.threaded_server import Reply, serving
 
 Answer = Callable[[int], tuple[str, float]]
 """From the number of the request to the replica that is named and the seconds to its first token."""
 
 
-@contextmanager
-def server(answer: Answer, end: bytes = b"data: [DONE]\n\n", status: int = 200) -> Iterator[str]:
-    seen = Counter[str]()
-    lock = threading.Lock()
+def server(
+    answer: Answer, end: bytes = b"data: [DONE]\n\n", status: int = 200
+) -> AbstractContextManager[str]:
+    numbers = itertools.count(1)
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            with lock:
-                seen["requests"] += 1
-                number = seen["requests"]
-            name, first_s = answer(number)
-            self.send_response(status)
-            if name:
-                self.send_header("x-replica-id", name)
-            self.end_headers()
-            time.sleep(first_s)
-            self.wfile.write(b"data: {}\n\n" + end)
+    def reply(*_: object) -> Reply:
+        name, _ = answer(next(numbers))
+        return status, {"x-replica-id": name} if name else {}, b"data: {}\n\n" + end
 
-        def log_message(self, *_: object) -> None:
-            """Nothing to stderr."""
-
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{httpd.server_port}"
-    finally:
-        httpd.shutdown()
-        httpd.server_close()
+    return serving(reply)
 
 
 class Clock:
@@ -197,10 +177,6 @@ def test_equal_engines_have_one_digest_whatever_memory_they_found() -> None:
     other = {"version": "0.32.0", "cache_config": {"block_size": "16", "num_gpu_blocks": "7011"}}
     third = {"version": "0.32.0", "cache_config": {"block_size": "32", "num_gpu_blocks": "7000"}}
     assert digest(says) == digest(other) != digest(third)
-
-
-def test_a_warmth_is_the_median_of_the_last_five() -> None:
-    assert ReplicaWarmup.from_ttfts([9, 5, 1, 1, 2, 1, 1]) == ReplicaWarmup(9, 1, 7, False)
 
 
 def test_a_request_that_is_refused_for_good_is_not_sent_again() -> None:

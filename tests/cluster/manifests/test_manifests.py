@@ -314,26 +314,9 @@ PAYLOADS = (
     "\x1b[2J",
     "{{x}}",
 )
-HOST = "10.0.0.1"
 RAY_UP, SYSTEMD = ["ray-up", "cluster=mi325x_1n"], ["systemd", "cluster=mi325x_1n"]
-ASKED = {
-    "head of systemd": lambda word: [*SYSTEMD, "--hosts", f"10.0.0.1{word},10.0.0.2,10.0.0.3"],
-    "load host of systemd": lambda word: [*SYSTEMD, "--hosts", f"10.0.0.1,10.0.0.2,10.0.0.3{word}"],
-    "head of ray-up": lambda word: [*RAY_UP, "--hosts", f"10.0.0.1{word},10.0.0.2,10.0.0.3"],
-    "load host of ray-up": lambda word: [*RAY_UP, "--hosts", f"10.0.0.1,10.0.0.2,fe80::1%{word}"],
-    "venv of systemd": lambda word: [*SYSTEMD, "--hosts", HOSTS, "--venv", f"/opt/x{word}"],
-    "venv of ray-up": lambda word: [*RAY_UP, "--hosts", HOSTS, "--venv", f"/opt/x{word}"],
-    "user": lambda word: [*RAY_UP, "--hosts", HOSTS, "--ssh-user", f"ray{word}"],
-    "name of ray-up": lambda word: [*RAY_UP, "--hosts", HOSTS, "--name", f"maxqps{word}"],
-    "name of kuberay": lambda word: [*KUBERAY, "--name", f"maxqps{word}"],
-    "image": lambda word: ["kuberay", "--image", f"{IMAGE}{word}"],
-    "namespace": lambda word: [*KUBERAY, "--namespace", f"default{word}"],
-    "secret": lambda word: [*KUBERAY, "--token-secret", f"token{word}"],
-    "claim": lambda word: [*KUBERAY, "--weights", f"pvc:weights{word}"],
-    "weights": lambda word: [*KUBERAY, "--weights", f"/weights{word}"],
-    "memory": lambda word: [*KUBERAY, "--memory", f"512Gi{word}"],
-    "groups": lambda word: [*KUBERAY, "--groups", f"44{word}"],
-}
+TARGETS = {"kuberay": KUBERAY, "ray-up": [*RAY_UP, "--hosts", HOSTS], "systemd": [*SYSTEMD, "--hosts", HOSTS]}
+FORMED = [(target, flag) for flag in command.FLAGS if flag.form for target in flag.targets.split()]
 
 
 GOOD = {
@@ -357,12 +340,18 @@ GOOD = {
 @pytest.mark.slow
 @pytest.mark.battery("wrong input")
 @pytest.mark.parametrize("payload", ["$(id)", "\nExecStartPre=/bin/id\x1b[2J"])
-@pytest.mark.parametrize("question", ASKED.values(), ids=ASKED)
-def test_what_is_more_than_a_name_is_refused(question, payload, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["render", *question(payload)]) == 2
-    output = capsys.readouterr()
-    assert output.out == "" and output.err.startswith("error: ") and output.err.count("\n") == 1
-    assert output.err.rstrip("\n").isprintable()
+@pytest.mark.parametrize(("target", "flag"), FORMED)
+def test_what_is_more_than_a_name_is_refused(target, flag, payload, capsys) -> None:
+    value = flag.default or GOOD[flag.form]
+    assert command.main(["render", *TARGETS[target], flag.long, value]) == 0
+    capsys.readouterr()
+    for words in ([flag.long, f"{value}{payload}"], ["--hosts", f"{HOSTS}{payload}"]):
+        if words[0] == "--hosts" and target == "kuberay":
+            continue
+        assert command.main(["render", *TARGETS[target], *words]) == 2
+        output = capsys.readouterr()
+        assert output.out == "" and output.err.startswith("error: ") and output.err.count("\n") == 1
+        assert output.err.rstrip("\n").isprintable()
 
 
 @pytest.mark.battery("wrong input")

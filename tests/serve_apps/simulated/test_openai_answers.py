@@ -97,7 +97,6 @@ TOO_MANY = (
 REFUSALS = [
     (b"{", 400, "Bad Request", None, "JSON decode error"),
     (b"[1]", 400, "Bad Request", None, "must be a JSON object"),
-    (b"\xff", 400, "Bad Request", None, "JSON decode error"),
     ({"model": "other", "prompt": [1]}, 404, "NotFoundError", "model", "The model `other` does not exist."),
     ({"model": 3, "prompt": [1]}, 400, "Bad Request", "model", "must be a string"),
     ({}, 400, "Bad Request", "prompt", "must be provided and non-empty"),
@@ -106,20 +105,16 @@ REFUSALS = [
     ({"prompt": [[1], [2]]}, 400, "BadRequestError", "prompt", "one prompt per request"),
     ({"prompt": [1, "a"]}, 400, "Bad Request", "prompt", "string or a list of token ids"),
     ({"prompt": [1, True]}, 400, "Bad Request", "prompt", "string or a list of token ids"),
-    ({"prompt": [1.5]}, 400, "Bad Request", "prompt", "string or a list of token ids"),
     ({"prompt": 7}, 400, "Bad Request", "prompt", "string or a list of token ids"),
     ({"prompt": [-1]}, 400, "Bad Request", "prompt", "negative"),
     ({"prompt": [1000]}, 400, "BadRequestError", "prompt", "Token id 1000 is out of vocabulary"),
     ({"prompt": [1] * 85}, 400, "BadRequestError", "input_tokens", "for a total of 101 tokens"),
     ({"prompt": [1], "max_tokens": 100}, 400, "BadRequestError", "input_tokens", "context length is 100"),
     ({"prompt": [1], "max_tokens": 0}, 400, "BadRequestError", "max_tokens", "at least 1, got 0"),
-    ({"prompt": [1], "max_tokens": -3}, 400, "BadRequestError", "max_tokens", "at least 1, got -3"),
-    ({"prompt": [1], "max_tokens": "9"}, 400, "Bad Request", "max_tokens", "must be an integer"),
     ({"prompt": [1], "max_tokens": True}, 400, "Bad Request", "max_tokens", "must be an integer"),
     ({"prompt": [1], "min_tokens": -1}, 400, "BadRequestError", "min_tokens", "got -1"),
     ({"prompt": [1], "min_tokens": 17}, 400, "BadRequestError", "min_tokens", "max_tokens=16, got 17"),
     ({"prompt": [1], "n": 2}, 400, "BadRequestError", "n", "n=2 is not available"),
-    ({"prompt": [1], "top_logprobs": 1}, 400, "BadRequestError", "top_logprobs", "not available"),
     ({"prompt": [1], "prompt_logprobs": 1}, 400, "BadRequestError", "prompt_logprobs", "not available"),
     ({"prompt": [1], "logprobs": "1"}, 400, "Bad Request", "logprobs", "must be an integer"),
     ({"prompt": [1], "logprobs": 21}, 400, "BadRequestError", "logprobs", TOO_MANY.format(21)),
@@ -239,11 +234,6 @@ def test_the_time_in_the_queue_is_told_where_vllm_tells_it_and_only_if_it_is_kno
     assert closing["metrics"] == whole["metrics"] == {"queue_time_ms": 250.0}
     *_, silent, _ = events(wire.end(EngineSteps(4, 0)))
     assert "metrics" not in silent
-
-
-def test_usage_in_each_event_counts_up() -> None:
-    wire = answer(usage_in_each=True)
-    assert [event["usage"]["completion_tokens"] for event in events(wire.tokens(0, 4))] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("is_chat", [False, True])

@@ -125,7 +125,9 @@ CASES = {
         "engine.args.block_size=1", [*DEEPSEEK, "engine.args.block_size=16"], DEEPSEEK, "0.14.1", "0.14.1"
     ),
     "deepseek-vskip": Case("AITER #1143", [*DEEPSEEK, env("AITER_ENABLE_VSKIP", "null")], DEEPSEEK),
-    "rocm-block-size": Case("multiple of 16", ["engine.args.block_size=24"], ["engine.args.block_size=64"]),
+    "rocm-block-size": Case(
+        "multiple of 16", ["engine.args.block_size=64"], ["engine.args.block_size=64"], "0.14.1"
+    ),
     "quantised-otherwise": Case(
         "fbgemm_fp8: vLLM raises ValueError",
         [*LLAMA, "engine.args.quantization=fp8"],
