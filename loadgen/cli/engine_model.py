@@ -29,13 +29,7 @@ from serve_apps.engine_model.cost import node
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.balancer import POLICIES, Balance
 from serve_apps.engine_model.service.prefixes import Pieces, session_pieces, trace_pieces
-from serve_apps.engine_model.service.service import (
-    Replicas,
-    Requests,
-    all_work,
-    late_gaps_s,
-    serve,
-)
+from serve_apps.engine_model.service.service import Replicas, Requests, late_gaps_s, serve
 
 HOUR_S = 3600.0
 """Virtual time of the prediction that places the first window."""
@@ -78,7 +72,7 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
     replica = served.replica if part is None else served.replica + part * engines
     itl_s, pooled = _gaps(experiment, np.asarray(arrivals.output_tokens), served.token_s)
     times = served.sent_s, served.first_token_s, served.last_token_s, served.cached_tokens
-    return Simulated(*times, all_work(served), replica, itl_s, pooled, served.queue_s)
+    return Simulated(*times, served.work, replica, itl_s, pooled, served.queue_s)
 
 
 def _shared(

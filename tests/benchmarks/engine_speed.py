@@ -88,7 +88,7 @@ def at_once(words: list[str], count: int, rate_qps: float, input_tokens: int, ou
     columns = [np.full(count, tokens) for tokens in (input_tokens, output_tokens, 0)]
     serve(machine, Requests(sent_s[:10], [column[:10] for column in columns]))
     start = time.process_time()
-    steps = serve(machine, Requests(sent_s, columns)).work.steps
+    steps = serve(machine, Requests(sent_s, columns)).work["steps"]
     return steps / (time.process_time() - start)
 
 

@@ -140,8 +140,8 @@ def test_what_stays_in_16_bits_computes_at_its_own_peak() -> None:
     """Decode at 100 % of each peak: two thirds of the FP8 rate for the sixth of the products in BF16."""
     specs = load(["hardware=mi325x", "model=llama31_405b_fp8", "layout=dp1_tp8"])
     plain = replace(specs.model, bf16_attention=False, bf16_layers=0)
-    kept = architecture.bf16_parameters(specs.model)
-    of_all = kept / (architecture.linear_flop_per_token(plain) / 2)
+    kept = architecture.bf16_flop_per_gpu(specs.model, 1)
+    of_all = kept / architecture.linear_flop_per_token(plain)
     both, fp8 = (roofline(each, specs.hardware, specs.layout) for each in (specs.model, plain))
     assert both.prefill_gemm_token_s / fp8.prefill_gemm_token_s == pytest.approx(1 + of_all, rel=1e-3)
     assert both.weight_read_s > 1.15 * fp8.weight_read_s

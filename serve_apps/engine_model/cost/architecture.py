@@ -2,6 +2,7 @@
 and vision towers. A pair is one new token attending to one token of its context."""
 
 import math
+from typing import NamedTuple
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 
@@ -12,75 +13,89 @@ _INDEX_BLOCK = 128
 """Values of an indexer's key that share an fp32 scale; fp8 whatever the KV is (vLLM, deepseek_v2.py)."""
 
 
+class Weights(NamedTuple):
+    """Weights of one sort in all layers, and the bytes of each."""
+
+    parameters: int
+    bytes_each: float
+
+
 def expert_layers(model: Model) -> int:
     """Layers with routed experts; the others are dense."""
     return model.layers - model.first_dense if model.experts else 0
 
 
-def attention_parameters(model: Model) -> int:
-    """Projections of one layer: q, k, v, o, or the low-rank ones of MLA."""
-    heads = model.heads * model.head_dim
-    if not model.kv_lora_rank:
-        return model.hidden * (2 * heads + 2 * model.kv_heads * model.head_dim)
-    queries = heads + model.heads * model.rope_dim
-    up = (model.q_lora_rank or model.hidden) * queries + model.kv_lora_rank * 2 * heads
-    return _down_parameters(model) + _indexer_parameters(model) + up + heads * model.hidden
+def sorts(model: Model) -> dict[str, Weights]:
+    """All weights of a model by their sort.
+
+    `latent` are MLA's projections to its low-rank queries and to the latent, and the indexer, which every GPU
+    holds and computes whole; all others are cut.
+    """
+    sparse, expert = expert_layers(model), 3 * model.hidden * model.expert_intermediate
+    ffn, head = 3 * model.hidden * model.intermediate, model.vocab * model.hidden
+    width, heads = model.heads * model.head_dim, model.index_heads * model.index_head_dim
+    if model.kv_lora_rank:
+        down = model.hidden * (model.q_lora_rank + model.kv_lora_rank + model.rope_dim)
+        queries = (model.q_lora_rank or model.hidden) * (width + model.heads * model.rope_dim)
+        attention = queries + model.kv_lora_rank * 2 * width + width * model.hidden
+    else:
+        down, attention = 0, model.hidden * (2 * width + 2 * model.kv_heads * model.head_dim)
+    if heads:
+        down += model.q_lora_rank * heads + model.hidden * (model.index_head_dim + model.index_heads)
+    quantised = _quantised_bytes(model)
+    each = _BF16_BYTES if model.weights == "int4_experts" else quantised
+    kept = model.layers if model.bf16_attention else model.bf16_layers
+    return {
+        "latent": Weights(model.layers * down, _BF16_BYTES if model.bf16_attention else each),
+        "attention": Weights((model.layers - kept) * attention, each),
+        "bf16 attention": Weights(kept * attention, _BF16_BYTES),
+        "ffn": Weights((model.layers - sparse - model.bf16_layers) * ffn, each),
+        "bf16 ffn": Weights(model.bf16_layers * ffn, _BF16_BYTES),
+        "shared experts": Weights(sparse * model.shared_experts * expert, each),
+        "experts": Weights(sparse * model.experts * expert, quantised),
+        "router": Weights(sparse * model.hidden * model.experts, _BF16_BYTES),
+        "lm_head": Weights(head, _BF16_BYTES),
+        "embedding": Weights(head, _BF16_BYTES),
+    }
 
 
-def replicated_parameters(model: Model) -> int:
-    """Parameters that every GPU holds and computes whole: MLA's down projections and the indexer."""
-    return model.layers * (_down_parameters(model) + _indexer_parameters(model))
-
-
-def per_gpu(whole: float, replicated: float, gpus: int) -> float:
-    """The share of each GPU in `whole`: all of the `replicated` part and a slice of the rest."""
-    return (whole - replicated) / gpus + replicated
-
-
-def expert_parameters(model: Model) -> int:
-    """One routed expert: gate, up and down projection."""
-    return 3 * model.hidden * model.expert_intermediate
-
-
-def dense_parameters(model: Model) -> int:
-    """Parameters that every token passes, without the router: attention, dense and shared FFN."""
-    sparse = expert_layers(model)
-    ffn = (model.layers - sparse) * 3 * model.hidden * model.intermediate
-    return (
-        model.layers * attention_parameters(model)
-        + ffn
-        + sparse * model.shared_experts * expert_parameters(model)
-    )
-
-
-def router_parameters(model: Model) -> int:
-    return expert_layers(model) * model.hidden * model.experts
-
-
-def lm_head_parameters(model: Model) -> int:
-    """The output projection; the input embedding is of the same size."""
-    return model.vocab * model.hidden
+def per_gpu(total: float, whole: float, gpus: int) -> float:
+    """The share of each GPU in a total: all of the `whole` part and a slice of the rest."""
+    return (total - whole) / gpus + whole
 
 
 def total_parameters(model: Model) -> int:
-    routed = expert_layers(model) * model.experts * expert_parameters(model)
-    return dense_parameters(model) + router_parameters(model) + routed + 2 * lm_head_parameters(model)
+    return sum(weights.parameters for weights in sorts(model).values())
+
+
+def picked_parameters(model: Model) -> int:
+    """Parameters of the routed experts that a token is multiplied with."""
+    return expert_layers(model) * model.experts_per_token * 3 * model.hidden * model.expert_intermediate
 
 
 def active_parameters(model: Model) -> int:
     """Parameters a token is multiplied with, lm_head included."""
-    routed = expert_layers(model) * model.experts_per_token * expert_parameters(model)
-    return dense_parameters(model) + router_parameters(model) + routed + lm_head_parameters(model)
+    weights = sorts(model)
+    unused = weights["embedding"].parameters + weights["experts"].parameters
+    return total_parameters(model) - unused + picked_parameters(model)
 
 
 def linear_flop_per_token(model: Model) -> int:
     """Matrix multiplications of one token without the lm_head, which only emitting tokens pass."""
-    return 2 * (active_parameters(model) - lm_head_parameters(model))
+    return 2 * (active_parameters(model) - sorts(model)["lm_head"].parameters)
 
 
 def linear_flop_per_gpu(model: Model, gpus: int) -> float:
     """The part of `linear_flop_per_token` that each of `gpus` computes."""
-    return per_gpu(linear_flop_per_token(model), 2 * replicated_parameters(model), gpus)
+    return per_gpu(linear_flop_per_token(model), 2 * sorts(model)["latent"].parameters, gpus)
+
+
+def bf16_flop_per_gpu(model: Model, gpus: int) -> float:
+    """Products of one token on each of `gpus` with layers that stay in bf16 where others are quantised."""
+    weights = sorts(model)
+    whole = weights["latent"].parameters if model.bf16_attention else 0
+    kept = whole + weights["bf16 attention"].parameters + weights["bf16 ffn"].parameters
+    return per_gpu(2 * kept, 2 * whole, gpus)
 
 
 def attention_flop_per_pair(model: Model) -> float:
@@ -93,46 +108,20 @@ def index_flop_per_pair(model: Model) -> int:
     return 2 * model.index_heads * model.index_head_dim * model.layers
 
 
-def bf16_parameters(model: Model) -> int:
-    """Parameters of layers that stay in bf16 where the others are quantised; experts never do."""
-    attention = model.layers if model.bf16_attention else model.bf16_layers
-    return attention * attention_parameters(model) + model.bf16_layers * 3 * model.hidden * model.intermediate
-
-
-def bf16_flop_per_gpu(model: Model, gpus: int) -> float:
-    """Products of one token with `bf16_parameters` on each of `gpus`."""
-    replicated = 2 * replicated_parameters(model) if model.bf16_attention else 0
-    return per_gpu(2 * bf16_parameters(model), replicated, gpus)
-
-
-def expert_bytes(model: Model) -> float:
-    """Stored bytes of one routed expert, scales included."""
-    return expert_parameters(model) * _quantised_bytes(model)
-
-
-def step_bytes(model: Model) -> float:
-    """Bytes every step reads whatever its tokens, over all GPUs: layers without experts, and the lm_head."""
-    per_weight = _BF16_BYTES if model.weights == "int4_experts" else _quantised_bytes(model)
-    kept = bf16_parameters(model)
-    always_bf16 = kept + router_parameters(model) + lm_head_parameters(model)
-    return (dense_parameters(model) - kept) * per_weight + always_bf16 * _BF16_BYTES
-
-
 def weight_bytes(model: Model) -> int:
-    """Bytes of the whole checkpoint in memory, over all GPUs; router and embeddings are bf16."""
-    routed = expert_layers(model) * model.experts * expert_bytes(model)
-    return round(step_bytes(model) + routed + lm_head_parameters(model) * _BF16_BYTES)
-
-
-def replicated_bytes(model: Model) -> float:
-    """Bytes of `replicated_parameters`, of which `weight_bytes` and `step_bytes` count one copy."""
-    kept = model.bf16_attention or model.weights == "int4_experts"
-    return replicated_parameters(model) * (_BF16_BYTES if kept else _quantised_bytes(model))
+    """Bytes of the whole checkpoint in memory, over all GPUs, scales included."""
+    return round(_bytes(model, *sorts(model)))
 
 
 def routed_bytes(model: Model) -> float:
     """Bytes of all routed experts, which `weight_bytes` counts."""
-    return expert_layers(model) * model.experts * expert_bytes(model)
+    return _bytes(model, "experts")
+
+
+def step_bytes_per_gpu(model: Model, gpus: int) -> float:
+    """Bytes every step reads on each of `gpus`, whatever its tokens: all but experts and embedding."""
+    read = [name for name in sorts(model) if name not in ("experts", "embedding")]
+    return per_gpu(_bytes(model, *read), _bytes(model, "latent"), gpus)
 
 
 def weight_bytes_on_gpu(model: Model, layout: Layout) -> float:
@@ -142,9 +131,9 @@ def weight_bytes_on_gpu(model: Model, layout: Layout) -> float:
     experts are cut over the GPUs of all ranks (vLLM, FusedMoEParallelConfig).
     """
     if layout.data_parallel == 1:
-        return per_gpu(weight_bytes(model), replicated_bytes(model), layout.tensor_parallel)
+        return per_gpu(weight_bytes(model), _bytes(model, "latent"), layout.tensor_parallel)
     routed = routed_bytes(model)
-    rest = per_gpu(weight_bytes(model) - routed, replicated_bytes(model), layout.tensor_parallel)
+    rest = per_gpu(weight_bytes(model) - routed, _bytes(model, "latent"), layout.tensor_parallel)
     return rest + routed / layout.gpus_per_replica
 
 
@@ -187,19 +176,9 @@ def kv_blocks(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: L
     return int(left // block_bytes)
 
 
-def _down_parameters(model: Model) -> int:
-    """MLA's projections of one layer to its low-rank queries and to the latent."""
-    if not model.kv_lora_rank:
-        return 0
-    return model.hidden * (model.q_lora_rank + model.kv_lora_rank + model.rope_dim)
-
-
-def _indexer_parameters(model: Model) -> int:
-    """One layer's indexer: its queries from the low-rank ones, its key, and the weights of its heads."""
-    width = model.index_heads * model.index_head_dim
-    return model.q_lora_rank * width + (
-        model.hidden * (model.index_head_dim + model.index_heads) if width else 0
-    )
+def _bytes(model: Model, *names: str) -> float:
+    weights = sorts(model)
+    return sum(weights[name].parameters * weights[name].bytes_each for name in names)
 
 
 def _quantised_bytes(model: Model) -> float:

@@ -118,15 +118,16 @@ class TransferSeconds:
         return tokens * self.per_token_s
 
 
-def left_s(work_s: float, last_share: float, begun_s: float, computed_s: float, taken_s: float) -> float:
-    """Work left at `computed_s` of a transfer of `work_s`, whose layers are pushed while they are computed.
+def link_free_s(
+    free_s: float, work_s: float, last_share: float, begun_s: float, computed_s: float, taken_s: float
+) -> float:
+    """When a link that is free at `free_s` has carried `work_s` of KV; plain numbers, for numba compiles it.
 
-    They can be pushed since `begun_s`, and since `taken_s`, when there are blocks for them; `last_share` of
-    them is left at least. What flows before the end of the computation is taken to hinder no other prompt.
-    Of plain numbers, so that numba can compile it.
+    Layers are pushed while they are computed, since `begun_s`, and since there are blocks for them, at
+    `taken_s`; what flows so hinders no other prompt. At least `last_share` is left at `computed_s`.
     """
     flown_s = max(0.0, computed_s - max(begun_s, taken_s))
-    return max(work_s - flown_s, work_s * last_share)
+    return max(free_s, computed_s, taken_s) + max(work_s - flown_s, work_s * last_share)
 
 
 class KvLink:
@@ -139,6 +140,5 @@ class KvLink:
     def end_s(self, begun_s: float, computed_s: float, taken_s: float, tokens: int) -> float:
         """End of the transfer of a prompt, computed from `begun_s` to `computed_s`, into blocks `taken_s`."""
         work_s, last_share = self._seconds.work_s(tokens), self._seconds.last_share
-        work_s = left_s(work_s, last_share, begun_s, computed_s, taken_s)
-        self._free_s = max(self._free_s, computed_s, taken_s) + work_s
+        self._free_s = link_free_s(self._free_s, work_s, last_share, begun_s, computed_s, taken_s)
         return self._free_s + self._seconds.latency_s

@@ -6,7 +6,7 @@ a step may cost as much as decode tokens; the efficiency then rises smoothly, wi
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -66,14 +66,7 @@ class Roofline(NamedTuple):
 
     def terms(self, batch: Batch) -> tuple[float, ...]:
         """The additive step time, term by term."""
-        return step_terms(
-            self,
-            batch.decode_tokens,
-            batch.prefill_tokens,
-            batch.context_tokens,
-            batch.attention_pairs,
-            batch.sequences,
-        )
+        return step_terms(self, *astuple(batch))
 
     def scaled(self, factor: float) -> "Roofline":
         """The same step, with all its times multiplied."""
@@ -146,14 +139,12 @@ def roofline(
     hardware, pace = _at_pace(model, hardware)
     constants, reached = model.step_time, hardware.efficiency
     bandwidth = gpus * hardware.hbm_bytes_per_s
-    experts = architecture.expert_layers(model) * model.experts * architecture.expert_bytes(model)
-    step_bytes, copied_bytes = architecture.step_bytes(model), architecture.replicated_bytes(model)
-    read_bytes = architecture.per_gpu(step_bytes, copied_bytes, gpus)
+    read_bytes = architecture.step_bytes_per_gpu(model, gpus)
     gemm_s = _gemm_token_s(model, hardware, layout)
     decode_s, prefill_s = gemm_s / constants.gemm_decode.value, gemm_s / constants.gemm_prefill.value
     rise_tokens = constants.gemm_rise_tokens.value
     mixed_s = model.layers * constants.prefill_layer_us.value * 1e-6
-    expert_read_s = experts / (bandwidth * constants.expert_read.value)
+    expert_read_s = architecture.routed_bytes(model) / (bandwidth * constants.expert_read.value)
     quick_bytes, quick_tokens = links.quick_reduce(model, hardware, layout)
     roof = Roofline(
         launch_s=constants.step_ms.value * 1e-3 + model.layers * constants.layer_us.value * 1e-6,
@@ -276,14 +267,9 @@ def _at_pace(model: Model, hardware: Hardware) -> tuple[Hardware, float]:
 
 def _gemm_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:
     """Linear layers of one token, each at the peak of its weights' type; int4 weights compute in bf16."""
-    peak = links.figure(hardware, "fp8_flop_per_s" if model.weights == "fp8" else "bf16_flop_per_s")
-    gpus = layout.tensor_parallel
-    linear = architecture.linear_flop_per_gpu(model, gpus)
-    picked = architecture.expert_layers(model) * model.experts_per_token
-    routed = 2 * picked * architecture.expert_parameters(model) / gpus
-    # Of the fullest GPU; without expert parallelism each holds a slice of all experts.
-    fullest = model.step_time.expert_imbalance.value if layout.expert_parallel else 1.0
-    flop = linear - routed + routed * fullest
+    peak, gpus = _peak(model, hardware), layout.tensor_parallel
+    routed, fullest = _routed_flop(model, layout, gpus)
+    flop = architecture.linear_flop_per_gpu(model, gpus) - routed + fullest
     kept = architecture.bf16_flop_per_gpu(model, gpus) if model.weights == "fp8" else 0.0
     slower = kept / links.figure(hardware, "bf16_flop_per_s") - kept / peak if kept else 0.0
     return flop / peak + slower
@@ -291,10 +277,20 @@ def _gemm_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:
 
 def _routed_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:
     """The routed experts' part of `_gemm_token_s`, of a token of any rank, on the fullest GPU of all."""
-    peak = links.figure(hardware, "fp8_flop_per_s" if model.weights == "fp8" else "bf16_flop_per_s")
-    picked = architecture.expert_layers(model) * model.experts_per_token
-    fullest = model.step_time.expert_imbalance.value if layout.expert_parallel else 1.0
-    return 2 * picked * architecture.expert_parameters(model) / layout.gpus_per_replica * fullest / peak
+    return _routed_flop(model, layout, layout.gpus_per_replica)[1] / _peak(model, hardware)
+
+
+def _peak(model: Model, hardware: Hardware) -> float:
+    return links.figure(hardware, "fp8_flop_per_s" if model.weights == "fp8" else "bf16_flop_per_s")
+
+
+def _routed_flop(model: Model, layout: Layout, gpus: int) -> tuple[float, float]:
+    """Products of a token with routed experts, of each GPU on average and of the fullest one.
+
+    Without expert parallelism each holds a slice of all experts.
+    """
+    mean = 2 * architecture.picked_parameters(model) / gpus
+    return mean, mean * (model.step_time.expert_imbalance.value if layout.expert_parallel else 1.0)
 
 
 def _pair_s(model: Model, hardware: Hardware, gpus: int) -> float:
@@ -336,7 +332,7 @@ def forward_s(model: Model, hardware: Hardware, layout: Layout, batch: Batch) ->
     """
     cost, constants = roofline(model, hardware, layout), model.step_time
     scale = constants.deployment_scale.value * constants.layout_scale.value
-    head_bytes = 2.0 * architecture.lm_head_parameters(model) / layout.tensor_parallel
+    head_bytes = 2.0 * model.vocab * model.hidden / layout.tensor_parallel
     head_s = scale * head_bytes / (hardware.hbm_bytes_per_s * hardware.efficiency.hbm.value)
     terms = cost.terms(batch)
     return total_s(terms) - scale * constants.step_ms.value * 1e-3 - head_s - terms[-1]

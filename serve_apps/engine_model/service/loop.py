@@ -7,7 +7,7 @@ triggers and in who is alive. Of one instant ends of steps come first, then arri
 import math
 from typing import Any
 
-from serve_apps.engine_model.cost.links import left_s
+from serve_apps.engine_model.cost.links import link_free_s
 from serve_apps.engine_model.engine import kv, state, steps
 from serve_apps.engine_model.engine.native import NONE, inlined, native
 from serve_apps.engine_model.service.balancer import choose, lose, recount
@@ -15,7 +15,7 @@ from serve_apps.engine_model.service.balancer import choose, lose, recount
 REACHED, OUT_OF_NOISE, STANDSTILL = range(3)
 """Results: the instant is reached; more noise is due; requests are open that no event will serve."""
 
-_left_s = native(left_s)
+_link_free_s = native(link_free_s)
 
 
 @native
@@ -192,14 +192,13 @@ def start(arrays: Any, g: Any) -> None:
 def _transfer(arrays: Any, i: Any) -> None:
     """Carry the KV of request `i` over as soon as it is computed and has blocks to go to."""
     request, service = state.request(arrays, i), state.service(arrays, 0)
-    ready_s = max(request.computed_s, request.taken_s)
-    if not (request.computed_s < math.inf and request.taken_s < math.inf):  # nan: not yet
+    computed_s, taken_s = request.computed_s, request.taken_s
+    if not (computed_s < math.inf and taken_s < math.inf):  # nan: not yet
         return
-    prompt = state.request(arrays, request.mate)
-    work_s, engine = request.to_load * service.token_s, state.engine(arrays, request.engine)
-    work_s = _left_s(work_s, service.last_share, prompt.begun_s, request.computed_s, request.taken_s)
-    engine.link_free_s = max(engine.link_free_s, ready_s) + work_s
-    end_s = engine.link_free_s + service.latency_s
+    prompt, engine = state.request(arrays, request.mate), state.engine(arrays, request.engine)
+    work_s, free_s = request.to_load * service.token_s, engine.link_free_s
+    free_s = _link_free_s(free_s, work_s, service.last_share, prompt.begun_s, computed_s, taken_s)
+    engine.link_free_s, end_s = free_s, free_s + service.latency_s
     steps.transfer_ends(arrays, request.engine, i, end_s)
     refresh(arrays, request.engine)
     steps.transfer_ends(arrays, prompt.engine, request.mate, end_s)

@@ -26,31 +26,22 @@ STANDSTILL = (
 )
 SPARE_RUNS = 4
 """Runs of blocks beside those of the pieces that a request shares, of which it may need room for."""
-
-
-class Work(NamedTuple):
-    """Work of all engines together: steps, tokens and pairs as `Batch` counts them, and busy seconds.
-
-    `kv_token_seconds` is the KV in use, in tokens of whole blocks, times how long.
-    """
-
-    steps: int
-    busy_s: float
-    decode_tokens: int
-    prefill_tokens: int
-    context_tokens: int
-    attention_pairs: float
-    sequences: int
-    kv_token_seconds: float
+SUMS = (
+    *("decode_tokens", "prefill_tokens", "context_tokens", "attention_pairs", "sequences"),
+    "kv_token_seconds",
+)
+"""Sums over all steps: tokens and pairs as `Batch` counts them; the KV in use, in tokens of whole blocks, times
+how long."""
 
 
 class Times(NamedTuple):
     """Times of requests, in order of their arrival; seconds on the virtual clock.
 
-    `replica` served it; `cached_tokens` of its prompt were in the prefix cache. Of split engines `work` is
-    that of those that answer, and `prefill_work` that of the others. `queue_s` is how long each waited to be
-    first scheduled once the scheduler had seen it, None on a split node, where it waits twice. `token_s` are
-    the times of all tokens, request by request, where they are kept.
+    `replica` served it; `cached_tokens` of its prompt were in the prefix cache. `work` has the steps of all
+    engines, their busy seconds and `SUMS`; of engines that only compute prompts with `PREFILL` before the
+    name. `queue_s` is how long each waited to be first scheduled once the scheduler had seen it, None on a
+    split node, where it waits twice. `token_s` are the times of all tokens, request by request, where they
+    are kept.
     """
 
     sent_s: Floats
@@ -58,8 +49,7 @@ class Times(NamedTuple):
     last_token_s: Floats
     cached_tokens: Ints
     replica: Ints
-    work: Work
-    prefill_work: Work | None = None
+    work: dict[str, float]
     queue_s: Floats | None = None
     token_s: Floats = np.zeros(0)
 
@@ -192,13 +182,14 @@ class Service:
         if why == loop.STANDSTILL:
             raise ValueError(STANDSTILL)
 
-    def work(self, side: int = 0) -> Work:
+    def work(self, side: int) -> dict[str, float]:
         """The work of the engines of a side."""
-        mine = self.arrays.groups["side"] == side
+        mine, prefix = self.arrays.groups["side"] == side, PREFILL * side
         groups = self.arrays.groups[mine]
         engines = self.arrays.engines[np.repeat(mine, self.arrays.groups["width"])]
-        sums = (engines[name].sum().item() for name in Work._fields[2:])
-        return Work(int(groups["steps"].sum()), float(groups["busy_s"].sum()), *sums)
+        work = {"steps": int(groups["steps"].sum()), "busy_s": float(groups["busy_s"].sum())}
+        work |= {name: engines[name].sum().item() for name in SUMS}
+        return {prefix + name: value for name, value in work.items()}
 
 
 def serve(
@@ -264,19 +255,10 @@ def _times(service: Service) -> Times:
         last_s,
         np.maximum(prompts["cached"], 0).astype(np.int64),
         rows["engine"] // service.kind.width,
-        service.work(),
-        service.work(1) if each == 2 else None,
+        service.work(0) | (service.work(1) if each == 2 else {}),
         None if each == 2 else np.where(before, np.nan, rows["scheduled_s"] - rows["queued_s"]),
         arrays.tokens[1:],
     )
-
-
-def all_work(times: Times) -> dict[str, float]:
-    """The work of all engines by name; that of engines that only compute prompts with `PREFILL` before it."""
-    work: dict[str, float] = times.work._asdict()
-    if times.prefill_work is not None:
-        work |= {f"{PREFILL}{name}": value for name, value in times.prefill_work._asdict().items()}
-    return work
 
 
 LATE_GAP = 0.99

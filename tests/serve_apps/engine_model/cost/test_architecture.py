@@ -85,7 +85,7 @@ def test_metas_attention_and_two_layers_in_bf16_are_a_byte_more_each() -> None:
 def test_flops_of_a_prefill_and_of_its_decode() -> None:
     qwen = model(QWEN)
     linear, pair = architecture.linear_flop_per_token(qwen), architecture.attention_flop_per_pair(qwen)
-    lm_head = 2 * architecture.lm_head_parameters(qwen)
+    lm_head = 2 * qwen.vocab * qwen.hidden
     assert linear == 41_890_611_200
     assert pair == 3_080_192
     assert 5600 * linear + pair * 5600**2 / 2 == 282_884_833_280_000

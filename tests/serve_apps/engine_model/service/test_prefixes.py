@@ -72,7 +72,7 @@ def test_what_fills_the_caches_is_not_served() -> None:
     served = asked.due_s >= 150
     assert np.array_equal(np.isnan(half.first_token_s), ~served) and not half.cached_tokens[~served].any()
     assert np.array_equal(half.cached_tokens[served], whole.cached_tokens[served])
-    assert half.work.sequences == asked.tokens[1][served].sum()
+    assert half.work["sequences"] == asked.tokens[1][served].sum()
     late = asked.due_s >= 200
     assert half.last_token_s[late] == pytest.approx(whole.last_token_s[late], abs=0.05)
 

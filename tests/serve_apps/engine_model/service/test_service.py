@@ -155,7 +155,7 @@ def test_the_kv_in_use_is_that_of_the_blocks_held() -> None:
     for until_s in np.arange(0.02, sent_s[-1] + 30, 0.02).tolist():
         service.advance(until_s)
         held += 0.02 * float(engine["blocks"] - engine["free"]) * float(engine["block"])
-    assert work.kv_token_seconds == pytest.approx(held, rel=0.03)
+    assert work["kv_token_seconds"] == pytest.approx(held, rel=0.03)
 
 
 def test_what_can_never_be_served_is_refused() -> None:

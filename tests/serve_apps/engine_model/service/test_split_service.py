@@ -154,9 +154,8 @@ def test_work_adds_up_on_both_sides() -> None:
     kind = EngineKind.of(SimulatedEngine(), MODEL, ASKED.hardware, layout())
     inputs, outputs = np.arange(100, 150) * 10, np.arange(1, 51)
     result = serve(kind, Requests(np.arange(50) / 10, [inputs, outputs, np.zeros(50, np.int64)]))
-    own, prompts = result.work, result.prefill_work
-    assert prompts is not None
-    assert (prompts.prefill_tokens, prompts.decode_tokens) == (inputs.sum(), 0)
+    work = result.work
+    assert (work["prefill_prefill_tokens"], work["prefill_decode_tokens"]) == (inputs.sum(), 0)
     # The last token of each prompt is computed once more, where its answer is decoded.
-    assert (own.prefill_tokens, own.decode_tokens) == (0, outputs.sum())
-    assert own.sequences == outputs.sum() and own.kv_token_seconds > 0
+    assert (work["prefill_tokens"], work["decode_tokens"]) == (0, outputs.sum())
+    assert work["sequences"] == outputs.sum() and work["kv_token_seconds"] > 0
