@@ -45,7 +45,7 @@ def hashed(engine: Any, request: Any) -> Any:
     computed = context(engine, request) if request.decoding else request.computed
     known = scheduled(engine, request)
     unknown = known > emitted(engine, request) and known > request.joined + 1
-    return (computed - (1 if unknown else 0)) // engine.block
+    return (computed - (1 if unknown else 0)) // engine.block_size
 
 
 @native
@@ -136,7 +136,7 @@ def _count(arrays: Any, r: Any, request: Any, step: Any) -> None:
     base = request.prompt + request.ahead - 1
     engine.decoders += step
     engine.contexts += step * base
-    state.needing(arrays, r, -base % engine.block).count += step
+    state.needing(arrays, r, -base % engine.block_size).count += step
 
 
 @native
@@ -153,17 +153,17 @@ def put(arrays: Any, r: Any, i: Any, place: Any) -> None:
 @native
 def compute(arrays: Any, r: Any, i: Any, new: Any, number: Any) -> None:
     """Compute `new` of the missing tokens, for which there are blocks."""
-    request, batch, engine = state.request(arrays, i), state.batch(arrays, r), state.engine(arrays, r)
+    request, engine = state.request(arrays, i), state.engine(arrays, r)
     before = request.computed
     request.last_step, request.new = number, new
-    batch.context += before
+    engine.context += before
     if request.partial == state.DUE or (not request.partial and before < request.prompt + request.most - 1):
         engine.prefill_step = number
     if new == 1 and before >= request.own:
-        batch.decode += 1
+        engine.decode += 1
     else:
-        batch.prefill += new
-        batch.pairs += new * (before + new / 2)
+        engine.prefill += new
+        engine.pairs += new * (before + new / 2)
     request.computed = before + new
     kv.extend(arrays, r, i, before + new)
     if request.computed < request.prompt + request.most:
@@ -176,8 +176,7 @@ def compute(arrays: Any, r: Any, i: Any, new: Any, number: Any) -> None:
 @native
 def long_prefill_limit(arrays: Any, r: Any) -> Any:
     """Tokens of one prompt per step; a request that is alone may have all."""
-    engine, open_requests = state.engine(arrays, r), 0
-    for place in (state.RUNNING, state.WAITING, state.LOADING):
-        open_requests += state.count(arrays, r, place)
-    alone = open_requests <= 1
-    return engine.max_tokens if alone or not engine.long_prefill else engine.long_prefill
+    engine, running = state.engine(arrays, r), state.count(arrays, r, state.RUNNING)
+    alone = running + state.count(arrays, r, state.WAITING) + state.count(arrays, r, state.LOADING) <= 1
+    limit = engine.long_prefill_token_threshold
+    return engine.max_num_batched_tokens if alone or not limit else limit

@@ -170,7 +170,7 @@ class Engine:
         """
         if not request.over:
             rank = self._rank(request)
-            steps.abort(self.arrays.address, rank, request.row)
+            rules.abort(self.arrays.address, rank, request.row)
             self._forget(request, int(self.arrays.engines["scheduled"][rank]))
 
     def loading(self) -> list[RequestState]:

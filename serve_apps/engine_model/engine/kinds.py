@@ -165,7 +165,6 @@ def empty_arrays(
         service=service,
         engines=engines,
         groups=groups,
-        batches=np.zeros(len(engines), state.BATCH),
         queues=np.full((len(engines), state.QUEUES), empty, state.QUEUE),
         needing=np.zeros((len(engines), first.spec.block_size), state.COUNT),
         ring=np.full((len(engines), ring), empty, state.QUEUE),
@@ -177,13 +176,10 @@ def empty_arrays(
 
 
 def _fill(engines: Any, kind: EngineKind, place: int) -> None:
-    spec = kind.spec
-    engines["max_tokens"], engines["max_seqs"] = spec.max_num_batched_tokens, spec.max_num_seqs
-    engines["long_prefill"] = spec.long_prefill_token_threshold
-    engines["interval"] = spec.prefill_schedule_interval
-    engines["prefill_step"] = -spec.prefill_schedule_interval
-    engines["asynchronous"], engines["caching"] = spec.async_scheduling, spec.enable_prefix_caching
-    engines["block"], engines["blocks"], engines["kind"] = spec.block_size, kind.blocks, place
+    for name in state.SETTINGS.split():
+        engines[name] = getattr(kind.spec, name)
+    engines["prefill_step"] = -kind.spec.prefill_schedule_interval
+    engines["blocks"], engines["kind"] = kind.blocks, place
     engines["front_end_s"], engines["latency_s"] = kind.front_end_s, kind.latency_s
     engines["free"] = engines["blank"] = kind.blocks
     for name in ("front_free_s", "at_s", "idle_until_s", "link_free_s"):

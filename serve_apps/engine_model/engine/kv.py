@@ -22,7 +22,7 @@ NO_ROOM = "no room for KV books"
 @inlined
 def blocks_for(engine: Any, tokens: Any) -> Any:
     """KV blocks of so many tokens."""
-    return (tokens + engine.block - 1) // engine.block
+    return (tokens + engine.block_size - 1) // engine.block_size
 
 
 @native
@@ -42,7 +42,7 @@ def hold(arrays: Any, r: Any, i: Any, blocks: Any) -> None:
 def _walk(arrays: Any, r: Any, i: Any, limit: Any, holds: Any) -> Any:
     """What `find` returns; with `holds` the request holds these blocks from now on."""
     request, at, idle = state.request(arrays, i), 0, 0
-    if not state.engine(arrays, r).caching:
+    if not state.engine(arrays, r).enable_prefix_caching:
         return 0, 0
     for piece in range(request.pieces + 1):
         name, end = _piece(arrays, request, piece)
@@ -90,7 +90,7 @@ def take(arrays: Any, r: Any, blocks: Any) -> None:
 def name(arrays: Any, r: Any, i: Any, blocks: Any) -> None:
     """Enter the first `blocks` of a request into the cache, as far as they have hashes."""
     request = state.request(arrays, i)
-    if not state.engine(arrays, r).caching:
+    if not state.engine(arrays, r).enable_prefix_caching:
         return
     for piece in range(request.pieces + 1):
         text, end = _piece(arrays, request, piece)
@@ -106,7 +106,7 @@ def name(arrays: Any, r: Any, i: Any, blocks: Any) -> None:
 @native
 def name_all(arrays: Any, r: Any, i: Any, blocks: Any) -> None:
     """The same, with hashes that no other request has beyond those that it has."""
-    if state.engine(arrays, r).caching:
+    if state.engine(arrays, r).enable_prefix_caching:
         state.request(arrays, i).own_blocks = max(blocks, state.request(arrays, i).own_blocks)
         name(arrays, r, i, blocks)
 
@@ -120,7 +120,7 @@ def extend(arrays: Any, r: Any, i: Any, tokens: Any) -> None:
         take(arrays, r, blocks - request.blocks)
         request.blocks = blocks
     if request.pieces or request.own_blocks:
-        name(arrays, r, i, tokens // engine.block)
+        name(arrays, r, i, tokens // engine.block_size)
 
 
 @native
@@ -128,7 +128,7 @@ def free(arrays: Any, r: Any, i: Any, hashed: Any) -> None:
     """Return all blocks of a request, of which the first `hashed` are hashed; the last ones go first."""
     request, engine = state.request(arrays, i), state.engine(arrays, r)
     idle, links, pool = state.queue(arrays, r, state.IDLE), state.run_links(arrays), state.pool(arrays)
-    hashed = max(hashed, request.named) if engine.caching else 0
+    hashed = max(hashed, request.named) if engine.enable_prefix_caching else 0
     engine.blank += request.blocks - hashed
     engine.free += request.blocks - request.named
     if hashed > request.named:

@@ -26,14 +26,14 @@ from serve_apps.engine_model.engine.native import remove as unlink
 
 @native
 def schedule(arrays: Any, r: Any, now_s: Any) -> bool:
-    """Choose the tokens of the next step, in `batches`; False where nothing can be computed."""
-    engine, batch = state.engine(arrays, r), state.batch(arrays, r)
-    batch.decode = batch.prefill = batch.context = batch.sequences = 0
-    batch.pairs = 0.0
+    """Choose the tokens of the next step; False where nothing can be computed."""
+    engine = state.engine(arrays, r)
+    engine.decode = engine.prefill = engine.context = engine.samples = 0
+    engine.pairs = 0.0
     preemptions, last = engine.preemptions, engine.scheduled
     number = last + 1
     state.emits(arrays, r, number & 1).count = 0
-    held = engine.interval > 1 and _holds_prefills(arrays, r, number)
+    held = engine.prefill_schedule_interval > 1 and _holds_prefills(arrays, r, number)
     if (held and decoders.partials(arrays, r)) or not _continue_all(arrays, r, number):
         _walk(arrays, r, number, held)
     if engine.preemptions == preemptions:
@@ -41,10 +41,10 @@ def schedule(arrays: Any, r: Any, now_s: Any) -> bool:
             _admit(arrays, r, number, now_s, held)
         if not held:
             engine.backed_up = 1 if state.count(arrays, r, state.WAITING) else 0
-    if not batch.decode + batch.prefill:
+    if not engine.decode + engine.prefill:
         return False
     engine.scheduled = number
-    batch.sequences = state.emits(arrays, r, number & 1).count
+    engine.samples = state.emits(arrays, r, number & 1).count
     ending = state.queue(arrays, r, state.ENDING + (number & 1))
     move_all(decoders.ring_bucket(arrays, r, number), ending)
     i = ending.head
@@ -84,13 +84,16 @@ def complete(arrays: Any, r: Any, at_s: Any) -> None:
 
 @native
 def abort(arrays: Any, r: Any, i: Any) -> None:
-    """Forget a running or waiting request; in the middle of a step it emits nothing more.
+    """Drop an open request and free its blocks; in the middle of a step it emits nothing more.
 
-    Blocks that a transfer still writes are kept until it ends.
+    Blocks for which KV is on its way stay until it is there.
     """
     request, engine = state.request(arrays, i), state.engine(arrays, r)
-    decoders.drop_emissions(arrays, r, i)
     place = request.place
+    engine.open -= 1
+    if place != state.ARRIVING:
+        engine.stalled = 0
+    decoders.drop_emissions(arrays, r, i)
     decoders.put(arrays, r, i, state.KEPT if place == state.LOADING else state.NOWHERE)
     if place == state.RUNNING:
         _release(arrays, r, i)
@@ -110,7 +113,7 @@ def transferred(arrays: Any, r: Any, i: Any) -> None:
         request.loaded = 1
     elif request.place == state.KEPT:
         decoders.put(arrays, r, i, state.NOWHERE)
-        kv.free(arrays, r, i, request.computed // engine.block)
+        kv.free(arrays, r, i, request.computed // engine.block_size)
 
 
 @native
@@ -156,7 +159,7 @@ def _finish(arrays: Any, r: Any, i: Any, at_s: Any) -> None:
     decoders.put(arrays, r, i, state.NOWHERE)
     decoders.set_partial(arrays, r, i, 0)
     if running:  # else preempted while its last token was computed
-        kv.free(arrays, r, i, request.computed // engine.block)
+        kv.free(arrays, r, i, request.computed // engine.block_size)
 
 
 @inlined
@@ -165,12 +168,12 @@ def _continue_all(arrays: Any, r: Any, number: Any) -> bool:
 
     Returns False, and does nothing, where not all requests fit, so that order matters.
     """
-    engine, batch = state.engine(arrays, r), state.batch(arrays, r)
-    budget = engine.max_tokens - engine.decoders
+    engine = state.engine(arrays, r)
+    budget = engine.max_num_batched_tokens - engine.decoders
     cut = decoders.partials(arrays, r)
-    if engine.long_prefill or budget < 0 or cut > 1:
+    if engine.long_prefill_token_threshold or budget < 0 or cut > 1:
         return False
-    opened = state.needing(arrays, r, engine.scheduled % engine.block).count
+    opened = state.needing(arrays, r, engine.scheduled % engine.block_size).count
     needed, new = opened, 0
     i = state.queue(arrays, r, state.PARTIAL).head
     if cut:
@@ -179,8 +182,8 @@ def _continue_all(arrays: Any, r: Any, number: Any) -> bool:
         needed += kv.blocks_for(engine, request.computed + new) - request.blocks
     if needed > engine.free:
         return False
-    batch.decode = engine.decoders
-    batch.context = engine.contexts + engine.scheduled * engine.decoders
+    engine.decode = engine.decoders
+    engine.context = engine.contexts + engine.scheduled * engine.decoders
     state.emits(arrays, r, number & 1).count = engine.decoders
     if opened:
         kv.take(arrays, r, opened)
@@ -196,7 +199,7 @@ def _holds_prefills(arrays: Any, r: Any, number: Any) -> bool:
     Where the last pass could not admit all, nothing is held back.
     """
     engine, i, due = state.engine(arrays, r), state.queue(arrays, r, state.PARTIAL).head, 0
-    if engine.backed_up or number - engine.prefill_step >= engine.interval:
+    if engine.backed_up or number - engine.prefill_step >= engine.prefill_schedule_interval:
         return False
     while i != NONE:
         due += 1 if state.request(arrays, i).partial == state.DUE else 0
@@ -207,8 +210,8 @@ def _holds_prefills(arrays: Any, r: Any, number: Any) -> bool:
 @native
 def _walk(arrays: Any, r: Any, number: Any, held: Any) -> None:
     """Schedule the missing tokens of one running request after the other, while the budget lasts."""
-    engine, batch = state.engine(arrays, r), state.batch(arrays, r)
-    budget, limit = engine.max_tokens, decoders.long_prefill_limit(arrays, r)
+    engine = state.engine(arrays, r)
+    budget, limit = engine.max_num_batched_tokens, decoders.long_prefill_limit(arrays, r)
     i = state.queue(arrays, r, state.RUNNING).head
     while i != NONE:
         request = state.request(arrays, i)
@@ -222,8 +225,8 @@ def _walk(arrays: Any, r: Any, number: Any, held: Any) -> None:
                 if new:
                     decoders.compute(arrays, r, i, new, number)
             elif new:
-                batch.decode += 1
-                batch.context += decoders.context(engine, request)
+                engine.decode += 1
+                engine.context += decoders.context(engine, request)
                 kv.take(arrays, r, _blocks_lacking(engine, request, 1))
                 state.emits(arrays, r, number & 1).count += 1
             else:
@@ -305,31 +308,31 @@ def _blocks_lacking(engine: Any, request: Any, new: Any) -> Any:
 
 @native
 def _admit(arrays: Any, r: Any, number: Any, now_s: Any, held: Any) -> None:
-    engine, batch = state.engine(arrays, r), state.batch(arrays, r)
+    engine = state.engine(arrays, r)
     waiting, running = state.queue(arrays, r, state.WAITING), state.queue(arrays, r, state.RUNNING)
     limit = decoders.long_prefill_limit(arrays, r)
-    budget = engine.max_tokens - batch.decode - batch.prefill
+    budget = engine.max_num_batched_tokens - engine.decode - engine.prefill
     if engine.loaded:
         budget = _admit_loaded(arrays, r, budget, number, now_s)
-    while waiting.count and budget and running.count < engine.max_seqs:
+    while waiting.count and budget and running.count < engine.max_num_seqs:
         i = waiting.head
         request = state.request(arrays, i)
         tokens = request.prompt + request.most
         hits = idle = 0
         if request.pieces or request.own_blocks:
-            hits, idle = kv.find(arrays, r, i, (tokens - 1) // engine.block)
-        needed = kv.blocks_for(engine, tokens) - hits + idle
-        if request.kv == state.REMOTE:
-            if needed + _reserved_blocks(arrays, r) > engine.free:
-                return
-            _load(arrays, r, i, hits)
-            continue
-        if needed > engine.free or (held and hits * engine.block < tokens - 1):
+            hits, idle = kv.find(arrays, r, i, (tokens - 1) // engine.block_size)
+        needed, remote = kv.blocks_for(engine, tokens) - hits + idle, request.kv == state.REMOTE
+        if remote:
+            needed += _reserved_blocks(arrays, r)
+        if needed > engine.free or (held and not remote and hits * engine.block_size < tokens - 1):
             return
-        _start(arrays, r, i, now_s)
         if hits:
             kv.hold(arrays, r, i, hits)
-        request.computed = hits * engine.block
+        request.computed = hits * engine.block_size
+        if remote:
+            _load(arrays, r, i, hits)
+            continue
+        _start(arrays, r, i, now_s)
         if request.cached < 0:
             request.cached = request.computed
             _count_hits(engine, request, tokens)
@@ -352,7 +355,7 @@ def _start(arrays: Any, r: Any, i: Any, now_s: Any) -> None:
 
 @inlined
 def _count_hits(engine: Any, request: Any, tokens: Any) -> None:
-    if engine.caching:
+    if engine.enable_prefix_caching:
         engine.prefix_queries += tokens
         engine.prefix_hits += request.computed
 
@@ -361,9 +364,6 @@ def _count_hits(engine: Any, request: Any, tokens: Any) -> None:
 def _load(arrays: Any, r: Any, i: Any, hits: Any) -> None:
     """Take blocks for the whole prompt and wait for what is not cached."""
     request, engine = state.request(arrays, i), state.engine(arrays, r)
-    if hits:
-        kv.hold(arrays, r, i, hits)
-    request.computed = hits * engine.block
     request.to_load = request.prompt - request.computed
     blocks = kv.blocks_for(engine, request.prompt)
     kv.take(arrays, r, blocks - hits)
@@ -380,7 +380,7 @@ def _admit_loaded(arrays: Any, r: Any, budget: Any, number: Any, now_s: Any) -> 
     """Compute the last token of the prompts whose KV is there; returns what is left of the budget."""
     engine = state.engine(arrays, r)
     i = state.queue(arrays, r, state.LOADING).head
-    while i != NONE and budget and state.count(arrays, r, state.RUNNING) < engine.max_seqs:
+    while i != NONE and budget and state.count(arrays, r, state.RUNNING) < engine.max_num_seqs:
         after, request = state.link(arrays, i, state.PLACES).next, state.request(arrays, i)
         if request.loaded:
             request.loaded = 0

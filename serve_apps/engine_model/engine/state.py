@@ -25,6 +25,11 @@ from numba.np.numpy_support import from_dtype
 
 from serve_apps.engine_model.engine.native import NONE, inlined
 
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
 OWN, HELD, REMOTE = range(3)
 """Whose KV a request decodes with: its own; its own, which another engine takes over; another engine's."""
 NOWHERE, ARRIVING, WAITING, RUNNING, LOADING, KEPT = range(6)
@@ -34,9 +39,9 @@ PARTIAL, STARTED, ENDED, UNREAD, TOUCHED, ENDING, SEEN, IDLE = 6, 7, 8, 9, 10, 1
 empty step saw. By the parity of a step in flight: requests whose times it sets, that end in it, whose
 transfers it saw. Last the free runs of blocks that cache something."""
 QUEUES = 17
-QUEUE = np.dtype([(name, np.int64) for name in ("head", "tail", "count")])
+QUEUE = np.dtype(_fields(np.int64, "head tail count"))
 COUNT = np.dtype([("count", np.int64)])
-LINK = np.dtype([(name, np.int32) for name in ("next", "previous")])
+LINK = np.dtype(_fields(np.int32, "next previous"))
 """A linked list, and the neighbours of a thing in it (`native`)."""
 PLACES, PARTIALS, ENDS, TOUCHES, MOVES = range(5)
 """The links of queues that a request may be in at once."""
@@ -45,19 +50,17 @@ RUNS_IDLE, RUNS_NAMED = range(2)
 WHOLE, DUE = 1, 2
 """A running request that does not decode is at the end of its known tokens, or has some to compute."""
 
-TIMES = (
-    *("sent_s", "ready_s", "queued_s", "scheduled_s", "begun_s"),
-    *("first_s", "last_s", "moved_s", "taken_s", "computed_s"),
-)
+TIMES = "sent_s ready_s queued_s scheduled_s begun_s first_s last_s moved_s taken_s computed_s"
+LIMITS = "max_num_batched_tokens max_num_seqs long_prefill_token_threshold prefill_schedule_interval"
+SETTINGS = f"{LIMITS} async_scheduling enable_prefix_caching block_size"
+"""Keys of an engine's spec that its scheduler and its cache go by."""
+
 REQUEST = np.dtype(
-    [
-        *((name, np.float64) for name in TIMES),
-        *((name, np.int64) for name in ("mate", "engine", "own_blocks", "named", "shares")),
-        *((name, np.int32) for name in ("serial", "pieces", "token", "prompt", "output")),
-        *((name, np.int32) for name in ("cached", "to_load", "own", "computed", "new", "blocks", "cell")),
-        *((name, np.int32) for name in ("last_step", "ahead", "joined", "most", "order")),
-        *((name, np.int8) for name in ("kv", "place", "partial", "touched", "loaded", "moving", "decoding")),
-    ],
+    _fields(np.float64, TIMES)
+    + _fields(np.int64, "mate engine own_blocks named shares")
+    + _fields(np.int32, "serial pieces token prompt output cached to_load own computed new blocks cell")
+    + _fields(np.int32, "last_step ahead joined most order")
+    + _fields(np.int8, "kv place partial touched loaded moving decoding"),
     align=True,
 )
 """A request. It is sent, is through the front end, is seen by the scheduler and first scheduled; its
@@ -75,63 +78,50 @@ A decoder gets one output token in every step: after `n` steps it has `ahead + n
 the others, at `joined` tokens, and until it leaves them, at `most`.
 """
 ENGINE = np.dtype(
-    [
-        # Limits, and the costs of a step by their place in `costs`.
-        *((name, np.int64) for name in ("max_tokens", "max_seqs", "long_prefill", "asynchronous", "caching")),
-        # Steps from one with prefill to the next; the last one; the last pass left requests waiting.
-        *((name, np.int64) for name in ("interval", "prefill_step", "backed_up")),
-        *((name, np.int64) for name in ("block", "blocks", "kind")),
-        *((name, np.float64) for name in ("front_end_s", "latency_s", "front_free_s")),
-        # KV: free blocks, and those among them that cache nothing.
-        *((name, np.int64) for name in ("free", "blank")),
-        # Steps scheduled and completed; requests admitted so far, open, and loaded.
-        *((name, np.int64) for name in ("scheduled", "completed", "admitted", "open", "loaded")),
-        *((name, np.int64) for name in ("decoders", "contexts")),
-        # KV comes from elsewhere; comes or goes; nothing happens before an arrival or the end of a transfer.
-        *((name, np.int64) for name in ("receives", "moves", "stalled")),
-        # A step is scheduled ahead; one runs. The end of the last, and the begin of the one scheduled last.
-        *((name, np.int64) for name in ("ahead", "stepping")),
-        *((name, np.float64) for name in ("at_s", "begin_s", "idle_until_s", "link_free_s")),
-        # Counters, as vLLM's metrics have them.
-        *((name, np.int64) for name in ("preemptions", "prompt_tokens", "generation_tokens")),
-        *((name, np.int64) for name in ("prefix_queries", "prefix_hits")),
-        # Sums over all steps, as `service.Work` has them.
-        *((name, np.int64) for name in ("decode_tokens", "prefill_tokens", "context_tokens", "sequences")),
-        *((name, np.float64) for name in ("attention_pairs", "kv_token_seconds")),
-        # What a rank last published, and requests sent to it since.
-        *((name, np.int64) for name in ("told_waiting", "told_running", "sent_since")),
-        ("told_usage", np.float64),
-    ]
+    # The place of the costs of a step in `costs`; KV blocks in all, free, and free ones that cache nothing.
+    _fields(np.int64, f"{SETTINGS} kind blocks free blank")
+    # The last step with prefill; the last pass left requests waiting.
+    + _fields(np.int64, "prefill_step backed_up")
+    + _fields(np.float64, "front_end_s latency_s front_free_s")
+    # Steps scheduled and completed; requests admitted so far, open, and loaded.
+    + _fields(np.int64, "scheduled completed admitted open loaded decoders contexts")
+    # KV comes from elsewhere; comes or goes; nothing happens before an arrival or the end of a transfer.
+    + _fields(np.int64, "receives moves stalled")
+    # A step is scheduled ahead; one runs. The end of the last, and the begin of the one scheduled last.
+    + _fields(np.int64, "ahead stepping")
+    + _fields(np.float64, "at_s begin_s idle_until_s link_free_s")
+    # Counters, as vLLM's metrics have them.
+    + _fields(np.int64, "preemptions prompt_tokens generation_tokens prefix_queries prefix_hits")
+    # Work of the step that was chosen last (`cost.step_time.Batch`), and sums over all steps.
+    + _fields(np.int64, "decode prefill context samples")
+    + _fields(np.float64, "pairs")
+    + _fields(np.int64, "decode_tokens prefill_tokens context_tokens sequences")
+    + _fields(np.float64, "attention_pairs kv_token_seconds")
+    # What a rank last published, and requests sent to it since.
+    + _fields(np.int64, "told_waiting told_running sent_since")
+    + _fields(np.float64, "told_usage")
 )
 """One scheduler with its KV cache, front end and counters: an engine, or a rank of one."""
-BATCH = np.dtype(
-    [(name, np.int64) for name in ("decode", "prefill", "context", "sequences")] + [("pairs", "f8")]
-)
-"""Work of a step (`cost.step_time.Batch`)."""
 GROUP = np.dtype(
-    [(name, np.int64) for name in ("first", "width", "steps", "in_flight", "drawn", "start", "place", "side")]
-    + [(name, np.float64) for name in ("due_s", "free_s", "began_s", "end_s", "busy_s")]
-    + [(name, np.float64) for name in ("looks", "drift", "drifted_at_s")]
+    _fields(np.int64, "first width steps in_flight drawn start place side")
+    + _fields(np.float64, "due_s free_s began_s end_s busy_s looks drift drifted_at_s")
 )
 """A replica: its engines step together. The step that runs, the noise used, the state of the choice of a
 rank, and, for the loop of a service, its balancer, its next event and its place in the heap of them."""
-RUN = np.dtype([(name, np.int64) for name in ("name", "start", "end", "refs", "before")])
+RUN = np.dtype(_fields(np.int64, "name start end refs before"))
 """KV blocks `start` to `end` of the text `name`, held by `refs` requests; 0 is no run. Those that were split
 off begin with run `before`."""
-CELL = np.dtype([(name, np.int64) for name in ("run", "start", "below")])
+CELL = np.dtype(_fields(np.int64, "run start below"))
 """A request holds `run`, and what was split off it back to block `start`; the cell `below` was there
 before."""
-NAME = np.dtype([(name, np.int64) for name in ("key", "twins", "head", "tail", "count")])
+NAME = np.dtype(_fields(np.int64, "key twins head tail count"))
 """A row of the hash table of names: the name, the list of its runs, and whether two of them overlap."""
 FRESH_RUN, FREE_RUN, FRESH_CELL, FREE_CELL = range(4)
 
 
 SERVICE = np.dtype(
-    [
-        (name, np.float64)
-        for name in ("drift_sd", "drift_memory_s", "token_s", "latency_s", "last_share", "from_s")
-    ]
-    + [(name, np.int64) for name in ("noisy", "writes", "closed", "coupled", "apart", "arrived")]
+    _fields(np.float64, "drift_sd drift_memory_s token_s latency_s last_share from_s")
+    + _fields(np.int64, "noisy writes closed coupled apart arrived")
 )
 """One row: the noise of steps, transfers of KV as `cost.links` has them (with `writes` KV flows while its
 prompt is computed), and what the loop of a service needs.
@@ -140,8 +130,8 @@ Requests before `from_s` only fill caches. In a `closed` loop each end sends the
 a `coupled` service take their events in the order of time; none looks at the others where they are `apart`.
 So many of the requests that are due have `arrived`."""
 BALANCER = np.dtype(
-    [(name, np.int64) for name in ("mode", "first", "count", "fewest", "in_flight", "gone", "lost", "turn")]
-    + [(name, np.float64) for name in ("load_factor", "lost_s")]
+    _fields(np.int64, "mode first count fewest in_flight gone lost turn")
+    + _fields(np.float64, "load_factor lost_s")
 )
 """A balancer over `count` replicas from number `first` on: the fewest open requests of one, requests in
 flight, the replica that is `gone`, or will be `lost`, or none, and where the next search for the least busy
@@ -257,7 +247,6 @@ INT, FLOAT = np.dtype(np.int64), np.dtype(np.float64)
 service, _ = _records("service", SERVICE)
 engine, engines = _records("engines", ENGINE)
 group, _ = _records("groups", GROUP)
-batch, _ = _records("batches", BATCH)
 queue, _ = _records("queues", QUEUE, 2)
 needing, _ = _records("needing", COUNT, 2)
 bucket, ring = _records("ring", QUEUE, 2)
@@ -287,7 +276,7 @@ def count(arrays: Any, r: Any, place: Any) -> Any:
 
 def _new_request() -> Any:
     request = np.zeros(1, REQUEST)
-    for name in TIMES[2:]:
+    for name in TIMES.split()[2:]:
         request[name] = np.nan
     request["cached"] = request["mate"] = NONE
     return request[0]

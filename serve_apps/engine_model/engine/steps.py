@@ -30,20 +30,8 @@ def add(arrays: Any, r: Any, i: Any, now_s: Any, more_s: Any) -> None:
 
 
 @native
-def abort(arrays: Any, r: Any, i: Any) -> None:
-    """Drop an open request and free its blocks; those for which KV is on its way stay until it is there."""
-    engine, request = state.engine(arrays, r), state.request(arrays, i)
-    engine.open -= 1
-    if request.place == state.ARRIVING:
-        decoders.put(arrays, r, i, state.NOWHERE)
-    else:
-        rules.abort(arrays, r, i)
-        engine.stalled = 0
-
-
-@native
 def _choose(arrays: Any, r: Any, now_s: Any) -> bool:
-    """Choose the work of the step that begins now; its figures are in `batches`. False without any.
+    """Choose the work of the step that begins now; False without any.
 
     The work of an engine with a step ahead was chosen before; its figures come from the caller.
     """
@@ -64,30 +52,6 @@ def _choose(arrays: Any, r: Any, now_s: Any) -> bool:
             return False
     engine.ahead = 0
     return True
-
-
-@native
-def _choose_ahead(arrays: Any, r: Any, now_s: Any, end_s: Any) -> None:
-    """With asynchronous scheduling, choose the work of the step after the one that lasts until `end_s`."""
-    engine = state.engine(arrays, r)
-    if engine.asynchronous:
-        engine.begin_s = end_s
-        engine.ahead = 1 if _schedule(arrays, r, now_s) else 0
-
-
-@native
-def _end(arrays: Any, r: Any, at_s: Any) -> None:
-    """The tokens of the step begun last exist; the finished requests are in the queue `ENDING` of that
-    step."""
-    engine = state.engine(arrays, r)
-    if len(state.tokens(arrays)):
-        _note_tokens(arrays, r, at_s)
-    rules.complete(arrays, r, at_s)
-    if engine.moves:
-        engine.stalled = 0
-        _learn(arrays, r, state.queue(arrays, r, state.SEEN + (engine.completed & 1)))
-    if engine.asynchronous and not engine.ahead:
-        engine.idle_until_s = at_s + IDLE_POLL_S
 
 
 @native
@@ -155,7 +119,7 @@ def _schedule(arrays: Any, r: Any, now_s: Any) -> bool:
     target = state.queue(arrays, r, state.SEEN + (engine.scheduled & 1)) if works else unread
     while ended.count and state.request(arrays, ended.head).moved_s <= now_s:
         append(target, state.links(arrays), state.MOVES, pop_first(ended, state.links(arrays), state.MOVES))
-    if not works and not engine.asynchronous:
+    if not works and not engine.async_scheduling:
         learned = unread.count > 0
         _learn(arrays, r, unread)
     engine.stalled = 0
@@ -247,15 +211,15 @@ def begin(arrays: Any, g: Any, now_s: Any) -> bool:
         publish(arrays, g, now_s)
     works, slowest_s, decode, prefill = 0, 0.0, 0, 0
     for r in ranks:
-        engine, batch = state.engine(arrays, r), state.batch(arrays, r)
+        engine = state.engine(arrays, r)
         engine.stepping = 1 if _choose(arrays, r, now_s) else 0
         if not engine.stepping:
-            batch.decode, batch.prefill, batch.context, batch.sequences, batch.pairs = 1, 0, 0, 0, 0.0
+            engine.decode, engine.prefill, engine.context, engine.samples, engine.pairs = 1, 0, 0, 0, 0.0
         works += engine.stepping
         costs = to_fixed_tuple(state.costs(arrays)[engine.kind], COSTS)
-        work = batch.decode, batch.prefill, batch.context, batch.pairs, batch.sequences
+        work = engine.decode, engine.prefill, engine.context, engine.pairs, engine.samples
         slowest_s = max(slowest_s, _total_s(_step_terms(costs, *work)))
-        decode, prefill = decode + batch.decode, prefill + batch.prefill
+        decode, prefill = decode + engine.decode, prefill + engine.prefill
     group.began_s = now_s
     if not works:
         return False
@@ -268,8 +232,14 @@ def begin(arrays: Any, g: Any, now_s: Any) -> bool:
     group.steps += 1
     group.busy_s += took_s
     for r in ranks:
-        if state.engine(arrays, r).stepping:
-            _add_up(arrays, r, took_s)
+        engine = state.engine(arrays, r)
+        if engine.stepping:
+            engine.decode_tokens += engine.decode
+            engine.prefill_tokens += engine.prefill
+            engine.context_tokens += engine.context
+            engine.attention_pairs += engine.pairs
+            engine.sequences += engine.samples
+            engine.kv_token_seconds += took_s * engine.block_size * (engine.blocks - engine.free)
     return True
 
 
@@ -278,22 +248,33 @@ def begin_ahead(arrays: Any, g: Any) -> None:
     """With asynchronous scheduling, choose the work of the step after the one that just began."""
     group = state.group(arrays, g)
     for r in range(group.first, group.first + group.width):
-        if state.engine(arrays, r).stepping:
-            _choose_ahead(arrays, r, group.began_s, group.end_s)
+        engine = state.engine(arrays, r)
+        if engine.stepping and engine.async_scheduling:
+            engine.begin_s = group.end_s
+            engine.ahead = 1 if _schedule(arrays, r, group.began_s) else 0
 
 
 @native
 def end(arrays: Any, g: Any) -> None:
-    """The tokens of the step that runs exist."""
+    """The tokens of the step that runs exist; its finished requests are in its queues `ENDING`."""
     group, ahead = state.group(arrays, g), 0
     ranks = range(group.first, group.first + group.width)
     if group.width > 1:
         publish(arrays, g, group.end_s)
     group.free_s, group.in_flight = group.end_s, 0
     for r in ranks:
-        if state.engine(arrays, r).stepping:
-            _end(arrays, r, group.end_s)
-            ahead += state.engine(arrays, r).ahead
+        engine = state.engine(arrays, r)
+        if not engine.stepping:
+            continue
+        if len(state.tokens(arrays)):
+            _note_tokens(arrays, r, group.end_s)
+        rules.complete(arrays, r, group.end_s)
+        if engine.moves:
+            engine.stalled = 0
+            _learn(arrays, r, state.queue(arrays, r, state.SEEN + (engine.completed & 1)))
+        if engine.async_scheduling and not engine.ahead:
+            engine.idle_until_s = group.end_s + IDLE_POLL_S
+        ahead += engine.ahead
     if ahead and group.width > 1:  # a rank whose peers are busy looks for work in the next step
         for r in ranks:
             state.engine(arrays, r).idle_until_s = -math.inf
@@ -352,15 +333,3 @@ def _lengthened_s(arrays: Any, g: Any, duration_s: Any, now_s: Any) -> Any:
         kept = math.exp(-max(0.0, gap_s) / seconds.drift_memory_s)
         group.drift = kept * group.drift + seconds.drift_sd * math.sqrt(1 - kept * kept) * gauss
     return duration_s * factor * math.exp(group.drift) + stall_s
-
-
-@inlined
-def _add_up(arrays: Any, r: Any, took_s: Any) -> None:
-    """Add the step that begins to the sums."""
-    engine, batch = state.engine(arrays, r), state.batch(arrays, r)
-    engine.decode_tokens += batch.decode
-    engine.prefill_tokens += batch.prefill
-    engine.context_tokens += batch.context
-    engine.attention_pairs += batch.pairs
-    engine.sequences += batch.sequences
-    engine.kv_token_seconds += took_s * engine.block * (engine.blocks - engine.free)

@@ -147,11 +147,11 @@ def _cache(arrays: Any, r: Any, i: Any) -> None:
     """Take blocks for a whole request, and give them back."""
     request, engine = state.request(arrays, i), state.engine(arrays, r)
     request.engine = r
-    if engine.caching:
-        hits, _ = kv.find(arrays, r, i, (request.prompt - 1) // engine.block)
+    if engine.enable_prefix_caching:
+        hits, _ = kv.find(arrays, r, i, (request.prompt - 1) // engine.block_size)
         kv.hold(arrays, r, i, hits)
         kv.extend(arrays, r, i, request.prompt + request.output - 1)
-        kv.free(arrays, r, i, (request.prompt + request.output - 1) // engine.block)
+        kv.free(arrays, r, i, (request.prompt + request.output - 1) // engine.block_size)
 
 
 @inlined

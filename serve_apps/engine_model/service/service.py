@@ -30,8 +30,8 @@ SUMS = (
     *("decode_tokens", "prefill_tokens", "context_tokens", "attention_pairs", "sequences"),
     "kv_token_seconds",
 )
-"""Sums over all steps: tokens and pairs as `Batch` counts them; the KV in use, in tokens of whole blocks, times
-how long."""
+"""Sums over all steps: tokens and pairs as `Batch` counts them; KV in use, in tokens of whole blocks, times how
+long."""
 
 
 class Times(NamedTuple):

@@ -36,7 +36,7 @@ def check_integrity(arrays: Arrays, engine: int = 0) -> None:
         for run in held_runs(arrays, int(request["cell"])):
             refs[run] = refs.get(run, 0) + 1
         context = request["prompt"] + request["ahead"] + books["scheduled"] - 1
-        blocks = -(-context // books["block"]) if request["decoding"] else request["blocks"]
+        blocks = -(-context // books["block_size"]) if request["decoding"] else request["blocks"]
         unnamed += int(blocks - request["named"])
     assert all(runs[run]["refs"] == count for run, count in refs.items())
     held = sum(int(runs[run]["end"] - runs[run]["start"]) for run in refs)

@@ -23,7 +23,7 @@ class Pool:
     def __init__(self, blocks: int, caching: bool = True) -> None:
         engines = np.zeros(1, state.ENGINE)
         engines["blocks"] = engines["free"] = engines["blank"] = blocks
-        engines["block"], engines["caching"] = 16, caching
+        engines["block_size"], engines["enable_prefix_caching"] = 16, caching
         queues = np.array([[(NONE, NONE, 0)] * state.QUEUES], state.QUEUE)
         requests = state.empty_requests(100)
         requests["requests"]["serial"] = np.arange(100)

@@ -45,11 +45,11 @@ class Rules:
         self._now_s += 1.0
         if self.engine.begin_step(self._now_s) is None:
             return None
-        batch, emitting = self.engine.arrays.batches[0], self.engine.emitting()
-        assert batch["sequences"] == len(emitting)
+        step, emitting = self.engine.arrays.engines[0].copy(), self.engine.emitting()
+        assert step["samples"] == len(emitting)
         self.engine.end_step()
         check_integrity(self.engine.arrays)
-        return int(batch["prefill"]), int(batch["decode"]), [it.request_id + 1 for it in emitting]
+        return int(step["prefill"]), int(step["decode"]), [it.request_id + 1 for it in emitting]
 
     def arrive(self, *states: RequestState) -> None:
         """The KV of these requests is known to be here, or to be gone from here."""

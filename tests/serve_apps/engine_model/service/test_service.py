@@ -154,7 +154,7 @@ def test_the_kv_in_use_is_that_of_the_blocks_held() -> None:
     held, (engine,) = 0.0, service.service.arrays.engines
     for until_s in np.arange(0.02, sent_s[-1] + 30, 0.02).tolist():
         service.advance(until_s)
-        held += 0.02 * float(engine["blocks"] - engine["free"]) * float(engine["block"])
+        held += 0.02 * float(engine["blocks"] - engine["free"]) * float(engine["block_size"])
     assert work["kv_token_seconds"] == pytest.approx(held, rel=0.03)
 
 

@@ -119,7 +119,7 @@ def test_a_shared_prefix_is_found_on_the_prefill_engine_and_need_not_be_read_aga
     assert (first.cached_tokens, second.cached_tokens) == (0, 3200)
     work_s = TransferSeconds.of(MODEL, layout()).work_s(3200)
     assert ttft(first) - ttft(second, 5.0) > work_s
-    assert not service(layout(connector="moriio")).service.arrays.engines["caching"].any()
+    assert not service(layout(connector="moriio")).service.arrays.engines["enable_prefix_caching"].any()
 
 
 def test_engines_that_wait_for_each_other_for_ever_are_an_error() -> None:
