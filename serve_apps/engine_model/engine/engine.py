@@ -133,10 +133,11 @@ class Engine:
     def __init__(self, kind: EngineKind, seed: int = 0) -> None:
         self.kind = kind
         arrays, (self._noise,) = kinds.empty_arrays([(kind, 1)], kind.spec.max_model_len, [seed])
-        arrays.set(**state.empty_books(kind.blocks * kind.width, 0))
+        arrays.make_books(kind.blocks * kind.width, 0)
+        arrays.make_requests(ROOM)
         self.arrays = arrays
         self._rows: dict[int, RequestState] = {}
-        self._free: list[int] = []
+        self._free = list(range(ROOM - 1, -1, -1))
         self._leaving: list[tuple[int, int]] = []  # rows that a step in flight may still name, and its number
         self._added = 0
 
@@ -271,8 +272,8 @@ class Engine:
     def _new_row(self) -> int:
         if not self._free:
             held = len(self.arrays.requests)
-            self.arrays.extend(**state.empty_requests(max(ROOM, held)))
-            self._free = list(range(len(self.arrays.requests) - 1, held - 1, -1))
+            self.arrays.grow(requests=held, links=held)
+            self._free = list(range(2 * held - 1, held - 1, -1))
         row = self._free.pop()
         self.arrays.requests[row] = state.NEW_REQUEST
         return row
@@ -289,7 +290,7 @@ class Engine:
         tokens = requests["prompt"].sum() + requests["output"].sum()
         cells = 1 + 2 * len(requests) + int(tokens) // self.block_size
         if cells > len(self.arrays.cells):
-            self.arrays.extend(cells=np.zeros(cells, state.CELL))
+            self.arrays.grow(cells=cells)
 
     def _forget(self, request: RequestState, step: int) -> None:
         """A request is over; its row is free once no step up to `step` is in flight and its blocks are

@@ -4,7 +4,7 @@ empty."""
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,23 +77,17 @@ class EngineKind:
             times.image_token_us.value * 1e-6,
         )
 
-    def refuse_impossible(self, name: str, input_tokens: int, output_tokens: int) -> None:
-        """Raise ValueError for a request that such an engine can never serve."""
-        if input_tokens < 1 or output_tokens < 1:
+    def refuse_impossible(self, name: str, input_tokens: Ints | int, output_tokens: Ints | int) -> None:
+        """Raise ValueError for requests of which such an engine can never serve one."""
+        inputs, outputs = np.atleast_1d(input_tokens, output_tokens)
+        if np.minimum(inputs, outputs).min(initial=1) < 1:
             raise ValueError(f"{name} needs at least one prompt and one output token")
         longest = min(self.spec.max_model_len, self.blocks * self.spec.block_size)
-        if input_tokens + output_tokens > longest:
+        for at in np.flatnonzero(inputs + outputs > longest)[:1]:
             raise ValueError(
-                f"{name} asks for {input_tokens} + {output_tokens} tokens but the engine holds {longest}; "
+                f"{name} asks for {inputs[at]} + {outputs[at]} tokens but the engine holds {longest}; "
                 "shorten it, or raise max_model_len or num_gpu_blocks"
             )
-
-    def refuse_any(self, input_tokens: Ints, output_tokens: Ints) -> None:
-        """The same for requests of which one can never be served."""
-        if len(input_tokens):
-            shortest, longest = np.minimum(input_tokens, output_tokens), input_tokens + output_tokens
-            for at in (int(shortest.argmin()), int(longest.argmax())):
-                self.refuse_impossible("a request", int(input_tokens[at]), int(output_tokens[at]))
 
 
 class PrefillKind(NamedTuple):
@@ -148,39 +142,27 @@ def empty_arrays(
     """
     first, last = kinds[0][0], kinds[-1][0]
     widths = np.array([kind.width for kind, count in kinds for _ in range(count)])
-    groups, engines = np.zeros(len(widths), state.GROUP), np.zeros(widths.sum(), state.ENGINE)
-    groups["width"], groups["first"] = widths, np.cumsum(widths) - widths
-    noises = [Noise(first.spec, seed) for seed in seeds]
-    groups["drift"] = [noise.drift for noise in noises]
-    at, empty = 0, np.array((NONE, NONE, 0), state.QUEUE)
-    for place, (kind, count) in enumerate(kinds):
-        _fill(engines[at : at + count * kind.width], kind, place)
-        at += count * kind.width
-    service = np.zeros(1, state.SERVICE)
-    service["drift_sd"], service["drift_memory_s"] = first.spec.drift_sd, first.spec.drift_memory_s
-    service["noisy"] = not noises[0].silent
-    groups["drawn"] = chunk = 0 if noises[0].silent else CHUNK_STEPS
+    each = [kind for kind, count in kinds for _ in range(count * kind.width)]
     ring = 1 << (longest_output + 2).bit_length()
-    arrays = state.Arrays(
-        service=service,
-        engines=engines,
-        groups=groups,
-        queues=np.full((len(engines), state.QUEUES), empty, state.QUEUE),
-        needing=np.zeros((len(engines), first.spec.block_size), state.COUNT),
-        ring=np.full((len(engines), ring), empty, state.QUEUE),
-        emits=np.zeros((len(engines), 2), state.COUNT),
-        noise=np.zeros((len(groups), chunk, 3)),
-        costs=np.array([first.costs, last.costs, first.shared_costs], np.float64),
-    )
-    return arrays, noises
-
-
-def _fill(engines: Any, kind: EngineKind, place: int) -> None:
+    arrays = state.Arrays(service=1, groups=len(widths), engines=len(each), queues=(len(each), state.QUEUES))
+    arrays.make(needing=(len(each), first.spec.block_size), ring=(len(each), ring), emits=(len(each), 2))
+    arrays.queues[:] = arrays.ring[:] = np.array((NONE, NONE, 0), state.QUEUE)
+    arrays.set(costs=np.array([first.costs, last.costs, first.shared_costs], np.float64))
+    engines, groups, service = arrays.engines, arrays.groups, arrays.service
     for name in state.SETTINGS.split():
-        engines[name] = getattr(kind.spec, name)
-    engines["prefill_step"] = -kind.spec.prefill_schedule_interval
-    engines["blocks"], engines["kind"] = kind.blocks, place
-    engines["front_end_s"], engines["latency_s"] = kind.front_end_s, kind.latency_s
-    engines["free"] = engines["blank"] = kind.blocks
+        engines[name] = [getattr(kind.spec, name) for kind in each]
+    for name in ("blocks", "front_end_s", "latency_s"):
+        engines[name] = [getattr(kind, name) for kind in each]
+    engines["kind"] = np.repeat(range(len(kinds)), [count * kind.width for kind, count in kinds])
+    engines["free"] = engines["blank"] = engines["blocks"]
+    engines["prefill_step"] = -engines["prefill_schedule_interval"]
     for name in ("front_free_s", "at_s", "idle_until_s", "link_free_s"):
         engines[name] = -np.inf
+    noises = [Noise(first.spec, seed) for seed in seeds]
+    groups["width"], groups["first"] = widths, np.cumsum(widths) - widths
+    groups["drift"] = [noise.drift for noise in noises]
+    groups["drawn"] = chunk = 0 if noises[0].silent else CHUNK_STEPS
+    arrays.make(noise=(len(groups), chunk, 3))
+    service["drift_sd"], service["drift_memory_s"] = first.spec.drift_sd, first.spec.drift_memory_s
+    service["noisy"] = not noises[0].silent
+    return arrays, noises

@@ -146,15 +146,18 @@ PARTS = 4
 class Arrays:
     """The arrays by name; `address` is that of their table, which lives as long as this."""
 
-    def __init__(self, **arrays: Any) -> None:
+    def __init__(self, **shapes: Any) -> None:
         self._table = np.zeros((len(KINDS), PARTS), np.int64)
         self._arrays: dict[str, Any] = {}
-        self.set(**{name: np.zeros((0,) * size, kind) for name, (kind, size) in KINDS.items()})
-        self.set(**arrays)
+        self.make(**{name: (0,) * size for name, (_, size) in KINDS.items()} | shapes)
 
     @property
     def address(self) -> int:
         return int(self._table.ctypes.data)
+
+    def make(self, **shapes: Any) -> None:
+        """Put arrays of zeros in the place of those of the same names; memory is taken as they are used."""
+        self.set(**{name: np.zeros(shape, KINDS[name][0]) for name, shape in shapes.items()})
 
     def set(self, **arrays: Any) -> None:
         """Put arrays in the place of those of the same names."""
@@ -164,12 +167,22 @@ class Arrays:
             self._arrays[name] = array
             self._table[list(KINDS).index(name), : 1 + size] = array.ctypes.data, *array.shape
 
-    def extend(self, **rows: Any) -> None:
-        """Put rows behind those of the arrays of the same names."""
+    def grow(self, **rows: int) -> None:
+        """Put so many rows of zeros behind those of the arrays of these names."""
         for name, more in rows.items():
-            if len(more):
-                held = self._arrays[name]
-                self.set(**{name: np.concatenate([held, more]) if len(held) else more})
+            held = self._arrays[name]
+            zeros = np.zeros((more, *held.shape[1:]), held.dtype)
+            self.set(**{name: np.concatenate([held, zeros]) if len(held) else zeros})
+
+    def make_requests(self, count: int) -> None:
+        """Room for requests, and for the links of their queues."""
+        self.make(requests=count, links=(count, 5))
+
+    def make_books(self, runs: int, cells: int) -> None:
+        """Room for so many runs of blocks and cells."""
+        self.make(runs=runs + 1, run_links=(runs + 1, 2), cells=cells + 1)
+        self.make(table=1 << (2 * runs + 8).bit_length(), pool=4)
+        self.pool[[FRESH_RUN, FRESH_CELL]] = 1
 
     def __getattr__(self, name: str) -> Any:
         return self._arrays[name]
@@ -283,19 +296,3 @@ def _new_request() -> Any:
 
 
 NEW_REQUEST = _new_request()
-
-
-def empty_requests(count: int) -> dict[str, Any]:
-    """Room for requests, and for the links of their queues."""
-    return {"requests": np.zeros(count, REQUEST), "links": np.zeros((count, 5), LINK)}
-
-
-def empty_books(runs: int, cells: int) -> dict[str, Any]:
-    """Room for so many runs of blocks and cells; memory is taken as they are used."""
-    return {
-        "runs": np.zeros(runs + 1, RUN),
-        "run_links": np.zeros((runs + 1, 2), LINK),
-        "cells": np.zeros(cells + 1, CELL),
-        "table": np.zeros(1 << (2 * runs + 8).bit_length(), NAME),
-        "pool": np.array([1, 0, 1, 0], np.int64),
-    }

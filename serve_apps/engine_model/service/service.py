@@ -30,8 +30,7 @@ SUMS = (
     *("decode_tokens", "prefill_tokens", "context_tokens", "attention_pairs", "sequences"),
     "kv_token_seconds",
 )
-"""Sums over all steps: tokens and pairs as `Batch` counts them; KV in use, in tokens of whole blocks, times how
-long."""
+"""Sums over all steps, as `Batch` counts them; and KV in use, in tokens of whole blocks, times how long."""
 
 
 class Times(NamedTuple):
@@ -106,11 +105,9 @@ class Service:
         self.arrays, self._noises = kinds.empty_arrays(sides, longest_output, seeds)
         rows = requests * self.rows_each
         self._set_balancers(rows)
-        self.arrays.set(
-            **state.empty_requests(rows),
-            **state.empty_books(min(int(self.arrays.engines["blocks"].sum()), runs), runs),
-            tokens=np.zeros(1 + tokens if tokens else 0),
-        )
+        self.arrays.make_requests(rows)
+        self.arrays.make_books(min(int(self.arrays.engines["blocks"].sum()), runs), runs)
+        self.arrays.make(tokens=1 + tokens if tokens else 0)
         service = self.arrays.service
         service["coupled"] = prefill is not None
         if prefill is not None:
@@ -121,26 +118,22 @@ class Service:
 
     def _set_balancers(self, most_open: int) -> None:
         """A balancer for each side, over engines without requests."""
-        counts, replicas = self._counts, self.replicas
-        balancer = np.zeros(len(counts), state.BALANCER)
+        counts, replicas, total = self._counts, self.replicas, sum(self._counts)
+        self.arrays.make(balancer=len(counts), open=total, replicas_with=(len(counts), 2 + most_open))
+        self.arrays.set(heap=np.arange(total, dtype=np.int64))
+        self.arrays.replicas_with[:, 0] = counts
+        balancer, groups = self.arrays.balancer, self.arrays.groups
         balancer["first"], balancer["count"] = np.cumsum(counts) - counts, counts
         balancer["gone"] = balancer["lost"] = NONE
         balancer["load_factor"], balancer["mode"][1:] = replicas.balance.load_factor, FEWER
         if replicas.loss is not None:
             balancer["lost"][0], balancer["lost_s"][0] = replicas.loss
-        groups, total = self.arrays.groups, sum(counts)
         groups["side"] = np.repeat(range(len(counts)), counts)
         groups["place"], groups["due_s"] = range(total), np.inf
-        self.arrays.set(
-            balancer=balancer,
-            open=np.zeros(total, np.int64),
-            replicas_with=np.outer(counts, np.eye(1, 2 + most_open, dtype=np.int64)),
-            heap=np.arange(total, dtype=np.int64),
-        )
 
     def append(self, prompt: Ints, output: Ints, names: Ints, ends: Ints) -> None:
         """More requests, and the pieces of each prompt that others share, a row for each level (`Pieces`)."""
-        self.kind.refuse_any(prompt, output)
+        self.kind.refuse_impossible("a request", prompt, output)
         first = self.count * self.rows_each
         each = np.repeat(np.arange(len(prompt)), self.rows_each)
         blocks = np.minimum(ends, prompt) // self.kind.spec.block_size

@@ -21,13 +21,13 @@ class Pool:
     """The books of one engine, and the requests that hold blocks in them by number."""
 
     def __init__(self, blocks: int, caching: bool = True) -> None:
-        engines = np.zeros(1, state.ENGINE)
+        self.arrays = Arrays(engines=1, queues=(1, state.QUEUES))
+        engines, self.arrays.queues[:] = self.arrays.engines, np.array((NONE, NONE, 0), state.QUEUE)
         engines["blocks"] = engines["free"] = engines["blank"] = blocks
         engines["block_size"], engines["enable_prefix_caching"] = 16, caching
-        queues = np.array([[(NONE, NONE, 0)] * state.QUEUES], state.QUEUE)
-        requests = state.empty_requests(100)
-        requests["requests"]["serial"] = np.arange(100)
-        self.arrays = Arrays(engines=engines, queues=queues, **requests, **state.empty_books(blocks, 1000))
+        self.arrays.make_requests(100)
+        self.arrays.requests["serial"] = np.arange(100)
+        self.arrays.make_books(blocks, 1000)
         self._pieces: list[Any] = []
 
     @property

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.fleet.http_client import chosen
-from serve_apps.engine_model.engine.state import BALANCER, Arrays
+from serve_apps.engine_model.engine.state import Arrays
 from serve_apps.engine_model.service import balancer as compiled
 from serve_apps.engine_model.service.balancer import POLICIES, Balance, Loss, choice, pairs
 from serve_apps.routing import policies
@@ -41,19 +41,15 @@ def chosen_by(policy: str, in_flight: list[int], session: int = 0, number: int =
     """The replica of a request, with so many in flight on each."""
     count = len(in_flight)
     routed = choice(balance(policy), count, seed, np.zeros(1), np.array([session]), first=number)
-    state, columns = np.zeros(1, BALANCER), np.zeros((4, 1), np.int64)
+    arrays = Arrays(balancer=1, choices=(4, 1))
+    state, columns = arrays.balancer, arrays.choices
     state["mode"], state["load_factor"], state["lost"], state["gone"] = routed.mode, 1.25, -1, -1
     state["count"], state["in_flight"], state["fewest"] = count, sum(in_flight), min(in_flight)
     for row, column in enumerate((routed.one, routed.other)):
         columns[row, : len(column)] = column
     with_open = np.bincount(in_flight, minlength=20)[None].astype(np.int64)
-    arrays = Arrays(
-        balancer=state,
-        open=np.array(in_flight),
-        replicas_with=with_open,
-        choices=columns,
-        owners=np.ascontiguousarray(routed.owners, np.int64),
-    )
+    owners = np.ascontiguousarray(routed.owners, np.int64)
+    arrays.set(open=np.array(in_flight), replicas_with=with_open, owners=owners)
     return int(compiled.choose(arrays.address, 0, 0))
 
 
