@@ -37,7 +37,7 @@ from loadgen.search.window_plan import Start, Stop, WindowPlan
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.runs.verdict_trees import screen_of_folder
-from tests.support.servers.mock_server import END, MockServer, Script, answer, head, serving, token
+from tests.support.servers.mock_server import END, answer, head, serving, token
 from tests.support.virtual.virtual_fleet import HoldRate
 from tests.support.words.words import over
 
@@ -160,20 +160,6 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in load_run(folder).events() if event["event"] == kind]
 
 
-def missed(tmp_path: Path, server: MockServer, words: list[str] | None = None) -> Path:
-    """The folder of a valid probe whose bound on the TTFT was missed by requests that never ended well."""
-
-    def probed(number: int) -> dict[str, Any]:
-        server.requests.clear()
-        tree: dict[str, Any] = measure(tmp_path / f"try-{number}", server.url, held, words)[0]
-        return tree
-
-    tree = tries.valid(probed)
-    assert tree["exit_code"] == summary.EXIT_SLO_MISSED and tree["valid"]
-    assert tree["probe"]["limits"]["ttft"]["ms"]["value"] == "inf"
-    return Path(tree["folder"])
-
-
 def actor_pid(folder: Path) -> int:
     return int(json.loads((folder / "manifest.json").read_text())["load_actors"][1]["pid"])
 
@@ -243,25 +229,15 @@ def test_a_killed_node_takes_its_load_actors_with_it(ray_alone: object, tmp_path
     assert states["lost"] + states["missed"] > 0 < states["ok"]
 
 
-def refusing(status: str, every: int = 1) -> Script:
-    """Answers each `every`th request with an error."""
-    count = 0
-
-    def script(body: dict[str, Any]) -> list[bytes | float | None]:
-        nonlocal count
-        count += 1
-        if count % every:
-            return good(body)
-        text = b'{"error":"busy"}'
-        lines = f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n"
-        return [lines.encode() + text]
-
-    return script
+def refusing(status: str) -> list[bytes | float | None]:
+    """An error instead of an answer."""
+    text = b'{"error":"busy"}'
+    return [f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text]
 
 
 @pytest.mark.slow
 def test_a_server_that_refuses_everything_is_lost_not_slow(tmp_path: Path) -> None:
-    with serving(refusing("429 Too Many Requests")) as server:
+    with serving(lambda _: refusing("429 Too Many Requests")) as server:
         tree, folder = measure(tmp_path, server.url, searched)
     assert tree["exit_code"] == summary.EXIT_TARGET
     assert tree["reason"].startswith("warm-up: failed 2 of 2: 2 x http_error 429 (")
@@ -283,13 +259,6 @@ def test_answers_that_all_fail_for_their_form_end_the_run_in_its_warm_up(
 
 
 @pytest.mark.slow
-def test_errors_among_answers_count_against_the_bound(tmp_path: Path) -> None:
-    with serving(refusing("503 Service Unavailable", every=4)) as server:
-        folder = missed(tmp_path, server)
-    assert check_rows(folder)["http_error"] > 5
-
-
-@pytest.mark.slow
 def test_a_server_that_refuses_connections_or_hangs_is_a_lost_target(tmp_path: Path) -> None:
     with serving(lambda _: [head(), 600.0]) as server:
         for url, state, cause in (
@@ -302,15 +271,25 @@ def test_a_server_that_refuses_connections_or_hangs_is_a_lost_target(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_replica_that_breaks_off_is_failures_behind_a_200(tmp_path: Path) -> None:
-    def breaking(body: dict[str, Any]) -> list[bytes | float | None]:
-        """It breaks off after the warm-up."""
-        return [head(), token(), None] if len(server.requests) > 2 else good(body)
+def test_errors_and_answers_that_break_off_behind_a_200_count_against_the_bound(tmp_path: Path) -> None:
+    def failing(body: dict[str, Any]) -> list[bytes | float | None]:
+        """After the warm-up every fourth answer is an error, and the one after it breaks off."""
+        number = len(server.requests)
+        if number > 2 and number % 4 == 0:
+            return refusing("503 Service Unavailable")
+        return [head(), token(), None] if number > 2 and number % 4 == 1 else good(body)
 
     # What never ends says nothing of how long answers last: the bounds say it.
-    with serving(breaking) as server:
-        folder = missed(tmp_path, server, BOUNDS)
-    assert check_rows(folder)["truncated"] > 5
+    def probed(number: int) -> dict[str, Any]:
+        server.requests.clear()
+        return measure(tmp_path / f"try-{number}", server.url, held, BOUNDS)[0]
+
+    with serving(failing) as server:
+        tree = tries.valid(probed)
+    assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_SLO_MISSED, True)
+    assert tree["probe"]["limits"]["ttft"]["ms"]["value"] == "inf"
+    states = check_rows(Path(tree["folder"]))
+    assert states["http_error"] > 5 and states["truncated"] > 5
 
 
 @pytest.mark.slow

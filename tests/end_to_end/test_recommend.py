@@ -24,7 +24,7 @@ from loadgen.__main__ import main
 from loadgen.cli import engine_model
 from loadgen.cli.shape_words import ShapeQuestion, around
 from loadgen.predict.uncertainty import DRAWS
-from tests.support.machine import tries
+from tests.support.virtual.virtual_fleet import VirtualFleet, service
 from tests.support.words.words import over
 
 TWO = "recommend.layouts=[dp1_tp8_ep8,dp2_tp4_ep4]"
@@ -244,25 +244,21 @@ def test_a_study_that_was_cut_short_says_how_to_go_on(verdict: RecommendationVer
     assert f"to go on: python -m loadgen resume {tmp_path}" in text
 
 
-@pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.usefixtures("on_standing")
-def test_what_is_proposed_is_measured_on_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One short search of one shape, in one of three tries to its end."""
-    words = over([*WORDS, *tries.BRACKETING], "recommend.layouts=[dp1_tp8_ep8]")
-
-    def measured_once(number: int) -> dict[str, Any]:
-        folder = tmp_path / f"try-{number}"
-        own = f"seed={number}", f"out={tmp_path}", f"run={folder.name}"
-        code = main(["recommend", *words, *own, "--measure", "--json"])
-        answer = json.loads(capsys.readouterr().out.splitlines()[-1])
-        assert answer["exit_code"] == code and answer["recommendation"] and answer["folder"] == str(folder)
-        result = ranking.read(folder)
-        assert result.exit_code == code and len(result.measured) == (code == 0)
-        (swept,) = folder.glob("*/sweep.json")
-        tree: dict[str, Any] = json.loads(swept.read_text())
-        return tree
-
-    tree = tries.valid(measured_once, enough=tries.bracketed)
-    assert analysis(["show", str(Path(tree["folder"]).parent)]) == 0
+def test_what_is_proposed_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One search of one shape, on a virtual clock."""
+    monkeypatch.setattr("loadgen.cli.measuring.service", lambda *_: service())
+    monkeypatch.setattr("loadgen.run.lifecycle.LoadFleet", VirtualFleet)
+    own = "recommend.layouts=[dp1_tp8_ep8]", f"out={tmp_path}", "run=measured", "search=quick"
+    code = main(["recommend", *over(WORDS, *own), "--measure", "--json"])
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert answer["exit_code"] == code == 0 and answer["recommendation"]
+    assert answer["folder"] == str(tmp_path / "measured")
+    result = ranking.read(tmp_path / "measured")
+    assert result.exit_code == code and len(result.measured) == 1
+    (swept,) = (tmp_path / "measured").glob("*/sweep.json")
+    assert json.loads(swept.read_text())["valid"]
+    assert analysis(["show", str(tmp_path / "measured")]) == 0
     assert "; dp1_tp8_ep8 (1 x TP8/EP8" in capsys.readouterr().out

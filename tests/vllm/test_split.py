@@ -17,12 +17,14 @@ from loadgen.cli.service import service
 from loadgen.drive import programs
 from loadgen.run.jobs import OfferLoad, Service
 from tests.support.machine import tries
-from tests.support.words.words import QUEUE, RATE_QPS, WORDS, over
+from tests.support.words.words import QUEUE, WORDS, over
 from tests.vllm.running import Up, post
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
-SPLIT = over(WORDS, "layout=1p1d_tp1")
+ALONE = over(WORDS, "fleet.drain_s=120")
+SPLIT = over(ALONE, "layout=1p1d_tp1")
+LOAD = "rate_qps=3", "duration_s=4"
 LENGTHS = 1, 64, 128, 129, 300
 """Tokens of prompts around a block of the CPU build, which has 128."""
 TOKENS, ALIKE = 12, 4
@@ -52,12 +54,13 @@ def greedy(served: Service) -> list[list[int]]:
     return answers
 
 
-def test_the_fallback_serves_the_same_api(tmp_path: Path) -> None:
+def test_the_fallback_serves_the_same_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own server process behind a plain replica."""
-    words = [*WORDS, *QUEUE, "engine.server=process", "routing=roundrobin"]
+    monkeypatch.setattr(programs, "PROBE_TRANSITION_S", 1.0)
+    words = [*ALONE, *QUEUE, "engine.server=process", "routing=roundrobin"]
     with deployed(words) as served:
         fallback = Up(served, words, tmp_path)
-        tree, run = fallback.run(OfferLoad, f"rate_qps={RATE_QPS}", "duration_s=8")
+        tree, run = fallback.run(OfferLoad, *LOAD)
         (replica,) = served.reported["replicas"].values()
     assert replica["pid"] and "--enforce-eager" in replica["told"]["engine"]["argv"]
     # A busy machine may miss sending some; whatever was sent is answered.
@@ -71,7 +74,7 @@ def test_the_fallback_serves_the_same_api(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def alone() -> list[list[int]]:
     """Answers of one engine that computes prompts and answers; its deployment has ended."""
-    with deployed(WORDS) as served:
+    with deployed(ALONE) as served:
         return greedy(served)
 
 
@@ -116,7 +119,7 @@ def test_both_sides_are_read_back(up: Up) -> None:
 def test_a_probe_is_answered_in_full(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "PROBE_TRANSITION_S", 1.0)
     before = by_source(up)
-    tree, run = up.run(OfferLoad, f"rate_qps={RATE_QPS}", "duration_s=8")
+    tree, run = up.run(OfferLoad, *LOAD)
     tries.refuse_other_reasons(tree)
     rows = run.requests()
     assert set(rows["status"].to_pylist()) <= {"ok", "missed"}, tree["reason"]
