@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import ray
@@ -28,7 +28,7 @@ from cluster.deployment.serve_state import (
     remove,
     state,
 )
-from cluster.deployment.service_reports import PrefillReport, digest, reported_facts, warm_prefill
+from cluster.deployment.service_reports import digest, reported_facts, warm_prefill
 from cluster.deployment.warmup import (
     MOST_AT_ONCE,
     UNNAMED,
@@ -37,7 +37,6 @@ from cluster.deployment.warmup import (
     WarmupError,
     WarmupRequests,
     warmup_line,
-    warmup_tree,
 )
 from conf.io.one_line import last_line
 
@@ -233,9 +232,8 @@ class _Start:
         if not named:
             self.progress("answers do not name their replica: unknown whether the front reaches all of them")
         self.progress(f"{plan.replicas} replicas warm: {warmup_line(warmups)}")
-        prefill_bases = {name: report.url for name, report in prefill.items()}
-        described = self._described(now, bases | prefill_bases, warmups, seen_at)
-        prefill_urls = {name: f"{url}/metrics" for name, url in prefill_bases.items()}
+        described = self._described(now, bases | prefill, warmups, seen_at)
+        prefill_urls = {name: f"{url}/metrics" for name, url in prefill.items()}
         return Deployment(plan.app_name, urls, now, pages, prefill_urls, named, described, plan, self.front)
 
     def _await_replicas(self) -> tuple[ServeState, dict[str, float]]:
@@ -271,8 +269,10 @@ class _Start:
         if set(bases) != now.replica_ids:
             warmups = warmer.front(self.front, now.replica_ids)
             return warmups, UNNAMED not in warmups
-        warmups = warmer.replicas(bases)
-        return warmups, warmer.named if self.plan.per_node else warmer.reach(self.front, now.replica_ids)
+        warmups, named = warmer.replicas(bases), warmer.named
+        if not self.plan.per_node:
+            named = UNNAMED not in warmer.front(self.front, now.replica_ids, are_warm=True)
+        return warmups, named
 
     def _lost(self, began: ServeState) -> str | None:
         """The replicas gone since the warm-up began, in one line; None if none is, or Serve does not say."""
@@ -286,17 +286,17 @@ class _Start:
 
     def _warm_prefill(
         self, now: ServeState, bases: Mapping[str, str], warmer: ReplicaWarmer
-    ) -> dict[str, PrefillReport]:
-        """The reports of the prefill replicas, once each has computed a prompt. Raises WarmupError."""
+    ) -> dict[str, str]:
+        """The addresses of the prefill replicas, once each has computed a prompt. Raises WarmupError."""
         wanted = {replica.replica_id for replica in now.of_side("prefill")}
         if not wanted:
             return {}
         # Every replica that answers reports all of them.
         url = next(iter(bases.values()), self.front)
-        reports = warm_prefill(url, wanted, lambda: self._warm(now, bases, warmer), self.deadline_s)
-        if not reports:
+        addresses = warm_prefill(url, wanted, lambda: self._warm(now, bases, warmer), self.deadline_s)
+        if not addresses:
             self.progress("prefill replicas are not reported: unknown whether each is warm, and its metrics")
-        return reports
+        return addresses
 
     def _described(
         self,
@@ -318,7 +318,7 @@ class _Start:
                 **_process(replica),
                 "load_s": load_s,
                 "weight_bytes_per_s": weight_bytes / load_s if weight_bytes and load_s else None,
-                **warmup_tree(warmups.get(name)),
+                **asdict(warmups.get(name, ReplicaWarmup())),
                 **_reported(facts.get(name, {})),
             }
         return {
@@ -326,7 +326,7 @@ class _Start:
             "engine": dict(self.plan.engine),
             "replicas": replicas,
             "others": {replica.replica_id: _process(replica) for replica in now.of_side("other")},
-            "unnamed": warmup_tree(warmups[UNNAMED]) if UNNAMED in warmups else None,
+            "unnamed": asdict(warmups[UNNAMED]) if UNNAMED in warmups else None,
             "options_sha256": now.options,
             "prefill": {
                 replica.replica_id: _process(replica) | _reported(facts.get(replica.replica_id, {}))

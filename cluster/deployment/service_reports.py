@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -69,35 +68,30 @@ PAGE = "/maxqps/prefill"
 RETRY_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillReport:
-    """The HTTP address of a replica's own metrics, and how many prompts it has computed."""
+def reports(url: str) -> dict[str, tuple[str, int]] | None:
+    """The prefill replicas by their ids, as the replica at `url` reports them; None if it does not.
 
-    url: str
-    prompts: int
-
-
-def reports(url: str) -> dict[str, PrefillReport] | None:
-    """The prefill replicas by their ids, as the replica at `url` reports them; None if it does not."""
+    Of each the HTTP address of its own metrics, and how many prompts it has computed.
+    """
     try:
         rows = json.loads(_get(f"{url}{PAGE}"))["replicas"]
-        return {str(name): PrefillReport(str(row["url"]), int(row["prompts"])) for name, row in rows.items()}
+        return {str(name): (str(row["url"]), int(row["prompts"])) for name, row in rows.items()}
     except GARBLED:
         return None
 
 
 def warm_prefill(
     url: str, wanted: Collection[str], send: Callable[[], object], deadline_s: float
-) -> dict[str, PrefillReport]:
+) -> dict[str, str]:
     """Call `send`, whose requests Serve spreads over them, until each wanted replica has computed a prompt.
 
-    Returns their reports at `url`; empty if nothing is reported there. Raises WarmupError after `deadline_s`
-    (monotonic).
+    Returns their addresses by the report at `url`; empty if nothing is reported there. Raises WarmupError
+    after `deadline_s` (monotonic).
     """
     while (replicas := reports(url)) is not None:
-        cold = {name for name in wanted if name not in replicas or not replicas[name].prompts}
+        cold = {name for name in wanted if not replicas.get(name, ("", 0))[1]}
         if not cold:
-            return {name: replicas[name] for name in wanted}
+            return {name: replicas[name][0] for name in wanted}
         if time.monotonic() > deadline_s:
             raise WarmupError(f"{len(cold)} of {len(wanted)} prefill replicas never computed a prompt")
         if cold <= set(replicas):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from conf.io.http_get import DEFAULT_ACCESS, Access, AskError, HttpAnswer, ask
 
@@ -48,18 +48,21 @@ class WarmupRequests:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaWarmup:
-    """Warm-up of a replica: TTFT in seconds of its first request, and the median TTFT of its last ones."""
+    """Warm-up of a replica: TTFT in seconds of its first request, and the median TTFT of its last ones.
 
-    first_s: float
-    ttft_s: float
-    requests: int
-    stable: bool
+    All are None if answers did not name the replica, and `stable` with too few requests to say.
+    """
+
+    first_request_s: float | None = None
+    warm_ttft_s: float | None = None
+    warm_requests: int | None = None
+    stable: bool | None = None
 
     @classmethod
     def from_ttfts(cls, ttfts_s: Sequence[float]) -> "ReplicaWarmup":
         """The warm-up from all its TTFTs in seconds, in order."""
-        last = statistics.median(ttfts_s[-STEADY:])
-        return cls(ttfts_s[0], last, len(ttfts_s), stable(ttfts_s))
+        known = stable(ttfts_s) if len(ttfts_s) >= STEADY else None
+        return cls(ttfts_s[0], statistics.median(ttfts_s[-STEADY:]), len(ttfts_s), known)
 
 
 def stable(ttfts_s: Sequence[float]) -> bool:
@@ -94,39 +97,26 @@ class ReplicaWarmer:
         """Warm each replica at its own URL, all at once. Raises WarmupError."""
         return dict(zip(urls, self._concurrently(self._replica, list(urls.values())), strict=True))
 
-    def front(self, url: str, replicas: Collection[str]) -> dict[str, ReplicaWarmup]:
+    def front(self, url: str, replicas: Collection[str], are_warm: bool = False) -> dict[str, ReplicaWarmup]:
         """Warm replicas through a front that chooses among them; its answers name the replica.
 
-        If answers name no replica, all count as one, `UNNAMED`. Raises WarmupError if an expected replica
-        never answers.
+        If they `are_warm`, each has to answer once: a front learns of replicas late. If answers name no
+        replica, all count as one, `UNNAMED`. Raises WarmupError if an expected replica never answers.
         """
         ttfts: dict[str, list[float]] = {}
-        wanted, sent = len(replicas), 0
+        wanted, sent, began_s = len(replicas), 0, time.monotonic()
         while True:
             sent += wanted
-            for name, ttft_s in self._round(url, wanted):
+            for name, ttft_s in self._concurrently(self._answer, [url] * wanted):
                 ttfts.setdefault(name, []).append(ttft_s)
             unseen = set(replicas) - set(ttfts) if UNNAMED not in ttfts else set()
             share = wanted if UNNAMED in ttfts else 1
-            done = all(len(times) >= STEADY * share and stable(times) for times in ttfts.values())
-            if not unseen and (done or sent >= MOST * wanted):
+            steady = all(len(times) >= STEADY * share and stable(times) for times in ttfts.values())
+            if not unseen and (are_warm or steady or sent >= MOST * wanted):
                 return {name: ReplicaWarmup.from_ttfts(times) for name, times in ttfts.items()}
-            self._refuse_late(f"{len(unseen)} of {wanted} replicas never answered at {url}")
-
-    def reach(self, url: str, replicas: Collection[str]) -> bool:
-        """Send requests to a front, which learns of replicas late, until every replica has answered.
-
-        Returns False if answers name no replica. Raises WarmupError.
-        """
-        waiting, began_s = set(replicas), time.monotonic()
-        while True:
-            names = {name for name, _ in self._round(url, len(replicas))}
-            waiting -= names
-            if not waiting or UNNAMED in names:
-                return not waiting
-            silent = f"{len(waiting)} of {len(replicas)} replicas never answered at {url}"
+            silent = f"{len(unseen)} of {wanted} replicas never answered at {url}"
             self._refuse_late(silent)
-            if time.monotonic() > began_s + self._patience_s:
+            if are_warm and time.monotonic() > began_s + self._patience_s:
                 raise WarmupError(silent)
 
     def _replica(self, url: str) -> ReplicaWarmup:
@@ -134,10 +124,6 @@ class ReplicaWarmer:
         while len(ttfts_s) < MOST and not stable(ttfts_s):
             ttfts_s.append(self._answer(url)[1])
         return ReplicaWarmup.from_ttfts(ttfts_s)
-
-    def _round(self, url: str, requests: int) -> list[tuple[str, float]]:
-        """Send `requests` requests concurrently; replica and TTFT in seconds of each answer."""
-        return self._concurrently(self._answer, [url] * requests)
 
     def _concurrently(self, call: Callable[[str], Result], urls: Sequence[str]) -> list[Result]:
         """Results of `call` on each URL, run concurrently; raises the first WarmupError.
@@ -222,23 +208,13 @@ def _refuse(url: str, answer: HttpAnswer) -> None:
 
 def warmup_line(warmups: Mapping[str, ReplicaWarmup]) -> str:
     """One line for people on the warm-up of all replicas."""
-    ttfts_ms = [1e3 * warmup.ttft_s for warmup in warmups.values()]
-    requests = [warmup.requests for warmup in warmups.values()]
-    times = f"{_span(ttfts_ms)} ms to the first token after {_span(requests)} requests"
-    unstable = sum(not warmup.stable for warmup in warmups.values() if warmup.requests >= STEADY)
+    ttfts_ms = [1e3 * (warmup.warm_ttft_s or 0.0) for warmup in warmups.values()]
+    times = f"{_span(ttfts_ms)} ms to the first token after "
+    times += f"{_span([warmup.warm_requests or 0 for warmup in warmups.values()])} requests"
+    unstable = sum(warmup.stable is False for warmup in warmups.values())
     return f"{times}, {unstable} not stable yet" if unstable else times
 
 
 def _span(values: Sequence[float]) -> str:
     low, high = f"{min(values):.0f}", f"{max(values):.0f}"
     return low if low == high else f"{low} to {high}"
-
-
-def warmup_tree(warmup: ReplicaWarmup | None) -> dict[str, Any]:
-    """The manifest's entry; all None if answers did not name the replica."""
-    return {
-        "first_request_s": warmup and warmup.first_s,
-        "warm_ttft_s": warmup and warmup.ttft_s,
-        "warm_requests": warmup and warmup.requests,
-        "stable": warmup.stable if warmup and warmup.requests >= STEADY else None,
-    }

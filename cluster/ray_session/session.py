@@ -148,37 +148,28 @@ def _start_serve(cluster: Cluster, nodes: list[dict[str, Any]], stack: ExitStack
     """Start Serve with one HTTP front, on the head node, and return its URL."""
     # As long to import as all else together; the load of an external endpoint needs none of it.
     from ray import serve
+    from ray.serve.config import HTTPOptions, ProxyLocation
 
     require_nodes(cluster, [node["Resources"].get("GPU", 0.0) for node in nodes])
     head = next(node["NodeManagerAddress"] for node in nodes if HEAD_RESOURCE in node["Resources"])
     ports = stack.enter_context(HeldPorts())
     stack.callback(_stop, serve.shutdown, ray.shutdown)
-    for left in reversed(range(STARTS)):
-        port = CLUSTER_HTTP_PORT if cluster.session == "address" else ports.another()
-        with as_session_error("start Ray Serve", f"check that port {port} of {head} is free, and try again"):
-            if _front_started(head, port, last=not left):
-                return f"http://{head}:{port}"
-    raise AssertionError("the last try returns or raises")
-
-
-def _front_started(head: str, port: int, last: bool) -> bool:
-    """Start Serve; False if its front was late, and Serve is down again. Raises what Ray raises."""
-    from ray import serve
-    from ray.serve.config import HTTPOptions, ProxyLocation
-
     # Replicas bind to the same host as the front, each on its own node.
     host = LOOPBACK if head == LOOPBACK else "0.0.0.0"
-    options = HTTPOptions(host=host, port=port, keep_alive_timeout_s=KEEP_ALIVE_S)
-    try:
-        with ray_patches.front_start_timeout(FRONT_S):
-            serve.start(ProxyLocation.HeadOnly, options)
-    except TimeoutError:
-        if last:
-            raise
-        log.warning("the front of Ray Serve was not up within %d s; Serve is started again", FRONT_S)
-        _stop(serve.shutdown)
-        return False
-    return True
+    for tries_left in reversed(range(STARTS)):
+        port = CLUSTER_HTTP_PORT if cluster.session == "address" else ports.another()
+        options = HTTPOptions(host=host, port=port, keep_alive_timeout_s=KEEP_ALIVE_S)
+        with as_session_error("start Ray Serve", f"check that port {port} of {head} is free, and try again"):
+            try:
+                with ray_patches.front_start_timeout(FRONT_S):
+                    serve.start(ProxyLocation.HeadOnly, options)
+                break
+            except TimeoutError:
+                if not tries_left:
+                    raise
+                log.warning("the front of Ray Serve was not up within %d s; Serve is started again", FRONT_S)
+                _stop(serve.shutdown)
+    return f"http://{head}:{port}"
 
 
 @contextmanager
@@ -224,7 +215,7 @@ def _started_nodes(cluster: Cluster, load_cpus: float, folder: Path, ports: Held
 
     Raises what Ray raises.
     """
-    for left in reversed(range(STARTS)):
+    for tries_left in reversed(range(STARTS)):
         ray_patches.forget_session_settings()
         with ExitStack() as begun:
             own = RayCluster(initialize_head=False)
@@ -232,7 +223,7 @@ def _started_nodes(cluster: Cluster, load_cpus: float, folder: Path, ports: Held
             try:
                 add_nodes(own, cluster, load_cpus, ports)
             except Exception as error:  # Ray raises no other kind
-                if LATE not in str(error) or not left:
+                if LATE not in str(error) or not tries_left:
                     raise
                 log.warning("Ray was not up within its 30 s; it is started again")
                 kill_processes_of(folder)

@@ -3,7 +3,8 @@
 import json
 import os
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.io import bounded_yaml
 from conf.specs.experiment import Model
 
 END_OF_TEXT = "<|endoftext|>"
 BYTES = 256
-BLOCK = 128
-"""Width and height of a block of the published FP8 checkpoints' scales (their config.json)."""
 WEIGHTS_SD = 0.02
 """The initialisation of config.json's `initializer_range`."""
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
+Tree = dict[str, Any]
 
 
 def write_folder(model: Model, folder: Path, weights: bool = False, seed: int = 0) -> Path:
@@ -32,24 +29,44 @@ def write_folder(model: Model, folder: Path, weights: bool = False, seed: int = 
     those are float32. A folder that exists is filled anew. Raises ValueError for an architecture that it
     cannot write: latent attention (MLA), dense layers in a mixture, or shared experts.
     """
-    config = _config(model)
+    table, family = _table(model), "mixture" if model.experts else "dense"
+    if model.kv_lora_rank or model.first_dense or model.shared_experts:
+        raise ValueError(
+            f"{model.name}: a folder can be written for Qwen3-MoE and Llama only, without latent attention, "
+            "dense layers in a mixture and shared experts; give engine.model_path=FOLDER of the checkpoint"
+        )
+    config = table["config"] | table[family]
     if model.weights == "fp8" and not weights:
-        config["quantization_config"] = {
-            "quant_method": "fp8",
-            "fmt": "e4m3",
-            "activation_scheme": "dynamic",
-            "weight_block_size": [BLOCK, BLOCK],
-        }
+        config["quantization_config"] = table["fp8"]
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "config.json", config)
     _write(folder / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
     _write(folder / "tokenizer.json", _tokenizer(model.vocab))
-    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.max_context_tokens}
-    tokenizer |= {"eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT, "clean_up_tokenization_spaces": False}
-    _write(folder / "tokenizer_config.json", tokenizer | {"chat_template": CHAT_TEMPLATE})
+    _write(folder / "tokenizer_config.json", table["tokenizer_config"])
     if weights:
         _write_weights(model, folder / "model.safetensors", seed)
     return folder
+
+
+def _table(model: Model) -> Tree:
+    """model_folder.yaml with the facts of a model."""
+    facts = {
+        **asdict(model),
+        "last_token": model.vocab - 1,
+        "dense_width": model.intermediate or model.expert_intermediate,
+        "query": model.heads * model.head_dim,
+        "kv": model.kv_heads * model.head_dim,
+    }
+    table: Tree = _filled(bounded_yaml.read(Path(__file__).with_suffix(".yaml").read_text()), facts)
+    return table
+
+
+def _filled(tree: Any, facts: Mapping[str, Any]) -> Any:
+    if isinstance(tree, dict):
+        return {key: _filled(value, facts) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_filled(value, facts) for value in tree]
+    return facts.get(tree[1:-1], tree) if isinstance(tree, str) else tree
 
 
 def _write(path: Path, tree: Any) -> None:
@@ -57,49 +74,6 @@ def _write(path: Path, tree: Any) -> None:
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.write_text(json.dumps(tree, ensure_ascii=False))
     new.replace(path)
-
-
-def _config(model: Model) -> dict[str, Any]:
-    """The config.json of the family that has this architecture."""
-    if model.kv_lora_rank or model.first_dense or model.shared_experts:
-        raise ValueError(
-            f"{model.name}: a folder can be written for Qwen3-MoE and Llama only, without latent attention, "
-            "dense layers in a mixture and shared experts; give engine.model_path=FOLDER of the checkpoint"
-        )
-    config: dict[str, Any] = {
-        "num_hidden_layers": model.layers,
-        "hidden_size": model.hidden,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "vocab_size": model.vocab,
-        "max_position_embeddings": model.max_context_tokens,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "hidden_act": "silu",
-        "initializer_range": WEIGHTS_SD,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "eos_token_id": model.vocab - 1,
-        "bos_token_id": model.vocab - 1,
-    }
-    if not model.experts:
-        return config | {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "intermediate_size": model.intermediate,
-        }
-    return config | {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "intermediate_size": model.intermediate or model.expert_intermediate,
-        "moe_intermediate_size": model.expert_intermediate,
-        "num_experts": model.experts,
-        "num_experts_per_tok": model.experts_per_token,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
 
 
 def _tokenizer(vocab: int) -> dict[str, Any]:
@@ -150,30 +124,17 @@ def _drawn(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float
 
 
 def _shapes(model: Model) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of all tensors, as the checkpoints of both families have them."""
-    hidden, query, kv = model.hidden, model.heads * model.head_dim, model.kv_heads * model.head_dim
-    yield "model.embed_tokens.weight", (model.vocab, hidden)
+    """Names and shapes of all tensors."""
+    tensors = _table(model)["tensors"]
+
+    def named(kind: str, before: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
+        return ((f"{before}{name}", tuple(shape)) for name, shape in tensors[kind].items())
+
+    yield from named("first")
     for layer in range(model.layers):
-        at = f"model.layers.{layer}"
-        yield f"{at}.input_layernorm.weight", (hidden,)
-        yield f"{at}.post_attention_layernorm.weight", (hidden,)
-        yield f"{at}.self_attn.q_proj.weight", (query, hidden)
-        yield f"{at}.self_attn.k_proj.weight", (kv, hidden)
-        yield f"{at}.self_attn.v_proj.weight", (kv, hidden)
-        yield f"{at}.self_attn.o_proj.weight", (hidden, query)
-        if not model.experts:
-            yield from _mlp(f"{at}.mlp", hidden, model.intermediate)
-            continue
-        yield f"{at}.self_attn.q_norm.weight", (model.head_dim,)
-        yield f"{at}.self_attn.k_norm.weight", (model.head_dim,)
-        yield f"{at}.mlp.gate.weight", (model.experts, hidden)
+        at = f"model.layers.{layer}."
+        yield from named("layer", at)
+        yield from named("mixture_layer" if model.experts else "dense_layer", at)
         for expert in range(model.experts):
-            yield from _mlp(f"{at}.mlp.experts.{expert}", hidden, model.expert_intermediate)
-    yield "model.norm.weight", (hidden,)
-    yield "lm_head.weight", (model.vocab, hidden)
-
-
-def _mlp(at: str, hidden: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{at}.gate_proj.weight", (width, hidden)
-    yield f"{at}.up_proj.weight", (width, hidden)
-    yield f"{at}.down_proj.weight", (hidden, width)
+            yield from named("expert", f"{at}mlp.experts.{expert}.")
+    yield from named("last")

@@ -14,7 +14,6 @@ import pytest
 from cluster.deployment import service_reports, warmup
 from cluster.deployment.serve_state import DeployError
 from cluster.deployment.service_reports import (
-    PrefillReport,
     digest,
     reported_facts,
     reports,
@@ -102,13 +101,13 @@ def test_stable_are_five_times_near_each_other(ttfts_s: list[float], expected: b
 def test_a_replica_is_asked_until_its_first_compilation_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     answered_by(monkeypatch, lambda n: ("r0", 2.0 if n <= 2 else 0.1))
     warmth = warmer().replicas({"r0": "http://r0"})["r0"]
-    assert warmth == ReplicaWarmup(first_s=2.0, ttft_s=0.1, requests=7, stable=True)
+    assert warmth == ReplicaWarmup(2.0, 0.1, 7, True)
 
 
 def test_a_replica_that_never_gets_stable_is_said_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     answered_by(monkeypatch, lambda n: ("r0", 0.15 * (n % 2)))
     warmth = warmer().replicas({"r0": "http://r0"})["r0"]
-    assert (warmth.requests, warmth.stable) == (20, False)
+    assert (warmth.warm_requests, warmth.stable) == (20, False)
     assert warmup_line({"r0": warmth}).endswith("after 20 requests, 1 not stable yet")
 
 
@@ -137,22 +136,22 @@ def test_behind_a_front_every_replica_gets_its_share() -> None:
     with server(lambda n: (f"r{n % 3}", 0.0)) as url:
         warmths = warmer().front(url, ["r0", "r1", "r2"])
     assert set(warmths) == {"r0", "r1", "r2"}
-    assert all(warmth.requests >= 5 for warmth in warmths.values())
+    assert all((warmth.warm_requests or 0) >= 5 for warmth in warmths.values())
 
 
 def test_answers_without_a_name_are_one_unknown_replica() -> None:
     with server(lambda _: ("", 0.0)) as url:
-        assert warmer().reach(url, ["r0", "r1"]) is False
+        assert set(warmer().front(url, ["r0", "r1"], are_warm=True)) == {""}
         direct = warmer()
         assert set(direct.replicas({"r0": url})) == {"r0"} and not direct.named
         warmths = warmer().front(url, ["r0", "r1"])
-    assert set(warmths) == {""} and warmths[""].requests >= 10
+    assert set(warmths) == {""} and (warmths[""].warm_requests or 0) >= 10
 
 
 def test_a_front_that_never_names_a_replica_has_not_reached_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = answered_by(monkeypatch, lambda _: ("r0", 0.01))
     with pytest.raises(WarmupError, match="1 of 2 replicas never answered at http"):
-        warmer(patience_s=0.2, limit_s=PATIENCE_S).reach("http://front", ["r0", "r1"])
+        warmer(patience_s=0.2).front("http://front", ["r0", "r1"], are_warm=True)
     assert clock.monotonic() < 1.0
     with pytest.raises(WarmupError, match="1 of 2 replicas never answered at http"):
         warmer(limit_s=2.0).front("http://front", ["r0", "r1"])
@@ -177,6 +176,10 @@ def test_equal_engines_have_one_digest_whatever_memory_they_found() -> None:
     other = {"version": "0.32.0", "cache_config": {"block_size": "16", "num_gpu_blocks": "7011"}}
     third = {"version": "0.32.0", "cache_config": {"block_size": "32", "num_gpu_blocks": "7000"}}
     assert digest(says) == digest(other) != digest(third)
+
+
+def test_a_warmth_is_the_median_of_the_last_five() -> None:
+    assert ReplicaWarmup.from_ttfts([9, 5, 1, 1, 2, 1, 1]) == ReplicaWarmup(9, 1, 7, False)
 
 
 def test_a_request_that_is_refused_for_good_is_not_sent_again() -> None:
@@ -216,7 +219,7 @@ def test_requests_are_sent_until_each_has_computed_a_prompt(monkeypatch: pytest.
     pages = Pages(monkeypatch, {"a": A}, {"a": A, "b": B}, {"a": A, "b": B | {"prompts": 1}, "old": A})
     sent: list[int] = []
     result = warm_prefill("http://x", {"a", "b"}, lambda: sent.append(1), time.monotonic() + 60)
-    assert result == {"a": PrefillReport("http://a:1", 3), "b": PrefillReport("http://b:1", 1)}
+    assert result == {"a": "http://a:1", "b": "http://b:1"}
     assert len(sent) == 1, "one that is not known yet gets nothing by more requests"
     assert set(pages.asked) == {"http://x/maxqps/prefill"}
 
