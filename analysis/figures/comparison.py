@@ -1,6 +1,5 @@
 """Figures of several runs and of plans: capacities with their ratios, the answers of a gate, nodes."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
@@ -8,11 +7,11 @@ import numpy as np
 
 from analysis.capacity import paired_ratio
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Look, counted, qps
+from analysis.figures.canvas import Axes, Figure, Look, counted
 from analysis.figures.exhibit import CapacityRow, Exhibit, NoData, Row, run_capacity
 from analysis.planning.money import HOURS, Day
 from analysis.planning.plan import Plan
-from analysis.quality.gate import GateMoment, GateVerdict
+from analysis.quality.gate import GateMoment
 from analysis.results.runs import Run
 from analysis.results.studies import Study
 from analysis.results.verdicts import (
@@ -24,7 +23,7 @@ from analysis.results.verdicts import (
     PartRow,
     StudyVerdict,
 )
-from analysis.stats.estimate import interval, middle, span
+from analysis.stats.estimate import Estimate, span
 from analysis.views.plan import BASES
 from conf.io.one_line import one_line
 
@@ -39,86 +38,51 @@ ABOVE: Look = {"xytext": (0, 8), "ha": "center", "va": "center"}
 class Comparison(Exhibit):
     """Capacities with 95 % intervals (QPS per node), and next to them their ratios to the first with theirs.
 
-    A ratio is filled where its interval excludes 1; round where the parts had common arrivals, square where
-    the estimates are independent. A study that pools has its own capacity below its parts. Raises NoData
-    where none has a capacity.
+    A ratio is paired where the parts had common arrivals. A study that pools has its own capacity below its
+    parts. Raises NoData where none has a capacity.
     """
 
     name = "compare"
     title = "Capacities side by side"
-    source = "study.json: parts or cells, capacity, ratio; or sweep.json of each run: capacity"
+    source = "study.json, sweep.json"
 
     def __init__(self, subject: Study | StudyOrRuns) -> None:
         subject = subject.verdict if isinstance(subject, Study) else subject
-        self.parts, self.together = capacity_rows(subject), pooled_rows(subject)
-        self.all_parts = [*self.parts, *self.together]
-        self.rows = [_row(part) for part in self.all_parts]
-        self.height_in = max(canvas.HEIGHT_IN, MARGIN_IN + ROW_IN * len(self.all_parts))
+        self.together = pooled_rows(subject)
+        self.parts = [*capacity_rows(subject), *self.together]
+        self.rows = [_row(part) for part in self.parts]
+        self.height_in = max(canvas.HEIGHT_IN, MARGIN_IN + ROW_IN * len(self.parts))
 
     def draw(self, figure: Figure) -> None:
-        with_ratios = any(part.ratio for part in self.parts)
-        panels = figure.subplots(1, 2 if with_ratios else 1, sharey=True, squeeze=False)[0]
-        self._draw_capacities(panels[0])
-        if with_ratios:
-            self._draw_ratios(panels[1])
-        panels[0].set_yticks(
-            [-i for i in range(len(self.all_parts))],
-            [one_line(row.name, MOST_LETTERS) for row in self.all_parts],
-        )
-        panels[0].set_ylim(-len(self.all_parts) + 0.5, 0.8)
+        parts, names = self.parts, [one_line(part.name, MOST_LETTERS) for part in self.parts]
+        ratios = [part.ratio.estimate if part.ratio else None for part in parts]
+        panels = figure.subplots(1, 2 if any(ratios) else 1, sharey=True, squeeze=False)[0]
+        words = [one_line(part.words, MOST_WORDS) for part in parts]
+        _draw_intervals(panels[0], [part.claim for part in parts], words)
+        for place, part in enumerate(parts):
+            if part.certified is not None:
+                look = canvas.dots(canvas.INK, "|", 10)
+                panels[0].plot([part.certified], [-place], **look, label="certified")
+        for claim in (row.claim for row in self.together if row.claim):
+            panels[0].axvspan(*canvas.within(claim, 0, 0), **canvas.BETWEEN, label="together")
+        canvas.label(panels[0], "capacity (QPS per node)", "")
+        if any(ratios):
+            panels[1].axvline(1, **canvas.LIMIT)
+            words = [f"{span(part.ratio.estimate)}, {part.ratio.how}" if part.ratio else "" for part in parts]
+            _draw_intervals(panels[1], ratios, words, [1.0])
+            canvas.label(panels[1], f"capacity over that of {names[0]}", "")
+        panels[0].set_yticks([-place for place in range(len(names))], names)
+        panels[0].set_ylim(-len(names) + 0.5, 0.8)
         for panel in panels:
             panel.grid(False, axis="y")
 
     def alt(self) -> str:
-        """Range of the capacities, that of all together, and every ratio with its interval and verdict."""
-        estimates = [part.closed.value for part in self.parts if part.closed]
-        sentences = [f"{counted(len(self.parts), 'part')}, {len(estimates)} with a capacity."]
-        if estimates:
-            sentences.append(f"They carry {qps(min(estimates))} to {qps(max(estimates))} QPS per node.")
-        sentences += [f"All together, {row.name}: {row.words}." for row in self.together]
+        """Every capacity, and its ratio to the first with its interval."""
+        sentences = []
         for part in self.parts:
-            if part.ratio:
-                ratio = part.ratio.estimate
-                low, high = canvas.within(ratio, -math.inf, math.inf)
-                shown = "more" if low > 1 else "less" if high < 1 else "no difference shown"
-                sentences.append(
-                    f"{part.name} carries {middle(ratio)} times as much (95 % interval"
-                    f" {interval(ratio)}, {part.ratio.how}): {shown}."
-                )
-        return " ".join(sentences)
-
-    def _draw_capacities(self, ax: Axes) -> None:
-        ends = [end for row in self.all_parts if row.claim for end in row.claim.ends if end is not None]
-        left, right = min(ends), max(ends)
-        spare = 0.12 * (right - left) or 0.05 * right
-        ax.set_xlim(left - spare, right + spare)
-        for place, row in enumerate(self.all_parts):
-            words = one_line(row.words, MOST_WORDS)
-            canvas.note(ax, (left + right) / 2, -place, words, **ABOVE)
-            _draw_capacity(ax, row, -place)
-        for claim in (row.claim for row in self.together if row.claim):
-            ax.axvspan(*canvas.within(claim, left, right), **canvas.BETWEEN, label="together")
-        canvas.label(ax, "capacity (QPS per node)", "")
-
-    def _draw_ratios(self, ax: Axes) -> None:
-        ax.axvline(1, **canvas.LIMIT)
-        ends = [1.0]
-        for place, part in enumerate(self.parts):
-            if not part.ratio:
-                continue
-            ratio, how = part.ratio.estimate, part.ratio.how
-            low, high = canvas.within(ratio, -math.inf, math.inf)
-            ends += [low, high]
-            ax.plot([low, high], [-place] * 2, **canvas.line(canvas.BLUE, width=1.8))
-            look = canvas.dots(canvas.BLUE, "o" if how == PAIRED else "s", 6.5)
-            fill = canvas.PAPER if low <= 1 <= high else canvas.BLUE
-            ax.plot([ratio.value], [-place], **look, markerfacecolor=fill, label=f"{how} ratio")
-            canvas.note(ax, (low + high) / 2, -place, span(ratio), **ABOVE, **canvas.OVER)
-        first = one_line(self.parts[0].name, MOST_LETTERS)
-        canvas.note(ax, 1, 0, f"{first} = 1", ha="center", va="center", **canvas.OVER)
-        spare = 0.35 * (max(ends) - min(ends))
-        ax.set_xlim(min(ends) - spare, max(ends) + spare)
-        canvas.label(ax, f"capacity over that of {first}", "")
+            ratio = f", {span(part.ratio.estimate)} times the first ({part.ratio.how})" if part.ratio else ""
+            sentences.append(f"{part.name}: {part.words}{ratio}")
+        return f"{counted(len(sentences), 'row')}. {'; '.join(sentences)}."
 
 
 def _row(part: CapacityRow) -> Row:
@@ -138,18 +102,24 @@ def _row(part: CapacityRow) -> Row:
     }
 
 
-def _draw_capacity(ax: Axes, part: CapacityRow, place: int) -> None:
-    if not part.claim:
-        return
-    left, right = ax.get_xlim()
-    ax.plot(canvas.within(part.claim, left, right), [place] * 2, **canvas.line(canvas.BLUE, width=1.8))
-    if part.claim.is_bound:
-        marker, at = (">", right) if part.claim.is_lower_bound else ("<", left)
-        ax.plot([at], [place], **canvas.dots(canvas.BLUE, marker), clip_on=False)
-        return
-    ax.plot([part.claim.value], [place], **canvas.dots(canvas.BLUE, "o"), label="estimate, 95 % interval")
-    if part.certified is not None:
-        ax.plot([part.certified], [place], **canvas.dots(canvas.INK, "|", 10), label="certified")
+def _draw_intervals(
+    ax: Axes, estimates: Sequence[Estimate | None], words: Sequence[str], shown: Sequence[float] = ()
+) -> None:
+    """Each estimate with its interval and its words in a row of its own; an open end runs to the edge."""
+    ends = [end for estimate in estimates if estimate for end in estimate.ends if end is not None]
+    ends += shown
+    spare = 0.2 * (max(ends) - min(ends)) or 0.05 * max(ends)
+    left, right = min(ends) - spare, max(ends) + spare
+    ax.set_xlim(left, right)
+    for place, (estimate, text) in enumerate(zip(estimates, words, strict=True)):
+        at = -place
+        canvas.note(ax, (left + right) / 2, at, text, **ABOVE, **canvas.OVER)
+        if estimate is None:
+            continue
+        ax.plot(canvas.within(estimate, left, right), [at] * 2, **canvas.line(canvas.BLUE, width=1.8))
+        if not estimate.is_bound:
+            look = canvas.dots(canvas.BLUE, "o")
+            ax.plot([estimate.value], [at], **look, label="estimate, 95 % interval")
 
 
 def capacity_rows(subject: StudyOrRuns) -> list[CapacityRow]:
@@ -212,7 +182,7 @@ class GateIntervals(Exhibit):
 
     name = "quality_gate"
     title = "Both intervals, prompt after prompt"
-    source = "answers.parquet of A and B: tokens, log_probabilities"
+    source = "answers.parquet"
 
     def __init__(self, moments: Sequence[GateMoment]) -> None:
         if not moments:
@@ -249,33 +219,6 @@ class GateIntervals(Exhibit):
         canvas.label(ax, "prompts", words)
 
 
-class GatePositions(Exhibit):
-    """Mean divergence from A's first answer at each position, of A's second answer and of B's."""
-
-    name = "quality_positions"
-    title = "Divergence along an answer"
-    source = "answers.parquet of A and B: tokens, log_probabilities"
-    noun = "position"
-    shown = {
-        "again_nats": "nats of mean divergence for A's second answers",
-        "candidate_nats": "nats for B's",
-    }
-
-    def __init__(self, verdict: GateVerdict) -> None:
-        self.verdict = verdict
-        if not self.verdict.by_position:
-            raise NoData("no prompt was compared")
-        self.rows = [asdict(position) for position in self.verdict.by_position]
-
-    def draw(self, figure: Figure) -> None:
-        ax = figure.subplots()
-        names = ("again_nats", "A again"), ("candidate_nats", "B")
-        for (name, label), look in zip(names, canvas.STYLES, strict=False):
-            canvas.series(ax, [(row["position"], row[name]) for row in self.rows], **look, label=label)
-        ax.set_ylim(bottom=0)
-        canvas.label(ax, "position in the answer", "mean divergence, nats")
-
-
 class Nodes(Exhibit):
     """Nodes against demand (QPS): as planned, at the upper end of the capacity, and by plain division.
 
@@ -284,7 +227,7 @@ class Nodes(Exhibit):
 
     name = "nodes"
     title = "Nodes for a demand"
-    source = "the plan: by_demand, nodes, day"
+    source = "the plan"
     noun = "demand"
     shown = {
         "demand_qps": "QPS at the peak",

@@ -34,16 +34,15 @@ class NoData(ValueError):
 class Exhibit(ABC):
     """What a figure shows, read once; `draw`, `table` and `alt` show the same.
 
-    `rows` are those of the table, compact and with units in the names of columns; `source` names files and
-    columns. A run is read as `RunData`, so that several exhibits share one read.
+    `rows` are those of the table, compact and with units in the names of columns; `source` names files. A
+    run is read as `RunData`, so that several exhibits share one read.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]
-    section: ClassVar[tuple[str, str]]
-    """Anchor and heading of its section on the page of a run; `purpose` stands below the heading."""
-    purpose: ClassVar[str]
+    section: ClassVar[tuple[str, str, str]]
+    """Anchor and heading of its section on the page of a run, and what stands below the heading."""
     noun: ClassVar[str] = "window"
     shown: ClassVar[Mapping[str, str]]
     """Columns whose ranges say what is seen, with the words behind their numbers; `noun` is a row."""

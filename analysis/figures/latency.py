@@ -33,12 +33,12 @@ class Latency(Exhibit):
 
     name = "latency"
     title = "Latency against load"
-    section = "latency", "The answer in one picture"
-    purpose = "How both latencies grow with the load, and where the bounds cut."
-    source = (
-        "windows.parquet: work_qps_per_node, ttft_p50_ms to tpot_p99_ms, valid; 95 % intervals of p90 from "
-        "requests/*.parquet; sweep.json: capacity"
+    section = (
+        "latency",
+        "The answer in one picture",
+        "How both latencies grow with the load, and their bounds.",
     )
+    source = "windows.parquet, requests/*.parquet, sweep.json"
     height_in = 4.4
 
     def __init__(self, data: RunData) -> None:
@@ -135,9 +135,8 @@ class ShareOver(Exhibit):
 
     name = "share_over"
     title = "Share over each bound against offered load"
-    section = "bounds", "Every bound"
-    purpose = "How much of what each bound allows was over it, at each rate."
-    source = "windows.parquet: rate_qps_per_node, ttft_over to tpot_determined, bounds, valid"
+    section = "bounds", "Every bound", "How much of what each bound allows was over it, at each rate."
+    source = "windows.parquet"
 
     @classmethod
     def applies(cls, subject: RunData) -> bool:
@@ -211,9 +210,8 @@ class Cdf(Exhibit):
 
     name = "cdf"
     title = "TTFT and TPOT of every request, by rate"
-    section = "cdf", "How close to the bounds"
-    purpose = "All latencies of a rate, not only their 90th percentile."
-    source = "requests/*.parquet: token offsets; windows.parquet: rate_qps_per_node, failed"
+    section = "cdf", "How close to the bounds", "All latencies of a rate, not only their 90th percentile."
+    source = "requests/*.parquet, windows.parquet"
     shown = {
         "rate_qps_per_node": "QPS per node offered",
         "ttft_within_bound_pct": "% of the requests within the bound on TTFT",

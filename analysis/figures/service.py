@@ -31,9 +31,8 @@ class ReplicaBalance(Exhibit):
 
     name = "replica_balance"
     title = "Balance of the replicas"
-    section = "balance", "Balance of the replicas"
-    purpose = "Whether each replica got its share, and served it alike."
-    source = "windows.parquet: by_replica (replica_id, requests, ttft_p90_ms), valid"
+    section = "balance", "Balance of the replicas", "Whether each replica got its share, and served it alike."
+    source = "windows.parquet"
     height_in = 3.8
     noun = "replica"
     shown = {"share_pct": "% of the requests", "ttft_p90_median_ms": "ms of median p90 TTFT"}
@@ -114,12 +113,8 @@ class Pareto(Exhibit):
 
     name = "pareto"
     title = "Throughput per GPU against interactivity"
-    section = "pareto", "Throughput against interactivity"
-    purpose = "On the axes that InferenceX uses, both of them measured."
-    source = (
-        "requests/*.parquet: token offsets, output_tokens; config.yaml: layout, cluster.nodes; "
-        "windows.parquet: rate_qps_per_node, valid"
-    )
+    section = "pareto", "Throughput against interactivity", "On the axes that InferenceX uses."
+    source = "requests/*.parquet, config.yaml, windows.parquet"
     height_in = 3.6
     shown = {
         "rate_qps_per_node": "QPS per node offered",
@@ -203,7 +198,7 @@ class Scaling(Exhibit):
 
     name = "scaling"
     title = "Scaling efficiency"
-    source = "sweep.json of each run: experiment.nodes, capacity"
+    source = "sweep.json"
     noun = "node count"
     shown = {"nodes": "nodes", "qps_per_node": "QPS per node", "e": "of the first, E(n)"}
 

@@ -45,12 +45,8 @@ class Timeline(Exhibit):
 
     name = "timeseries"
     title = "In flight, server state and rolling p90 over time"
-    section = "time", "Was the service steady?"
-    purpose = "Requests in flight and what the servers reported of themselves, over time."
-    source = (
-        "requests/*.parquet: offsets; timeseries.parquet: running, waiting, kv_usage, prefix_queries, "
-        "prefix_hits; windows.parquet: window_start_ns, window_end_ns, valid"
-    )
+    section = "time", "Was the service steady?", "Requests in flight, and what the servers reported."
+    source = "requests/*.parquet, timeseries.parquet, windows.parquet"
     height_in = 6.0
     shown = {
         "in_flight_mean_requests": "requests in flight in the mean",

@@ -19,7 +19,7 @@ from conf.specs.bounds import JOINT, Limit, Slo, label, metric_of
 
 @dataclass(frozen=True, slots=True)
 class FigureBlock:
-    """A drawing with the table of its data, and the file and columns of both."""
+    """A drawing with the table of its data, and the files of both."""
 
     id: str
     title: str
@@ -140,7 +140,7 @@ MAIN = ("latency", "search", "client_lag")
 def figure_sections(data: RunData) -> list[Section]:
     """All figures of a run, by question."""
     return [
-        Section(*exhibit.section, exhibit.purpose, (figure_block(exhibit, data),))
+        Section(*exhibit.section, (figure_block(exhibit, data),))
         for exhibit in figures.EXHIBITS
         if exhibit.applies(data)
     ]

@@ -10,7 +10,7 @@ from pyarrow import ArrowException
 
 from analysis.capacity.checks import MEANINGS
 from analysis.capacity.rules import Check
-from analysis.figures.comparison import GateIntervals, GatePositions
+from analysis.figures.comparison import GateIntervals
 from analysis.figures.exhibit import NoData, RunData
 from analysis.quality import answer_file, gate
 from analysis.quality.answer_file import AnswerRecord
@@ -165,7 +165,6 @@ def _gate_blocks(path: Path, base: str, name: str, verdict: GateVerdict) -> Iter
         rule = load(base=path / "config.yaml").quality
         moments = gate.moments(answer_file.evidence_of(a, b), rule)
         yield figure_block(GateIntervals, moments, f"{name}-")
-        yield figure_block(GatePositions, verdict, f"{name}-")
         yield _worst_prompts(verdict, a, b)
     except (OSError, ArrowException, ValueError) as error:
         yield Missing("Evidence of the gate", reason(error))
