@@ -72,11 +72,6 @@ class Exhibit(ABC):
         ends = dict.fromkeys(number(end, 3) for end in (min(known), max(known))) if known else (UNKNOWN,)
         return " to ".join(ends)
 
-    @classmethod
-    def applies(cls, subject: Any) -> bool:
-        """False for a subject that has no need of this figure."""
-        return True
-
     def figure(self) -> Figure:
         """The figure for a notebook."""
         return canvas.notebook_figure(self.draw, self.height_in)

@@ -36,7 +36,7 @@ class Latency(Exhibit):
     section = (
         "latency",
         "The answer in one picture",
-        "How both latencies grow with the load, and their bounds.",
+        "How both latencies grow, and their bounds.",
     )
     source = "windows.parquet, requests/*.parquet, sweep.json"
     height_in = 4.4
@@ -138,13 +138,10 @@ class ShareOver(Exhibit):
     section = "bounds", "Every bound", "How much of what each bound allows was over it, at each rate."
     source = "windows.parquet"
 
-    @classmethod
-    def applies(cls, subject: RunData) -> bool:
-        """True of a run with a bound that the figure of latencies does not show."""
-        return any(limit not in LIMITS for limit in subject.bounds.limits)
-
     def __init__(self, data: RunData) -> None:
         lines, limits = data.lines(), data.bounds.limits
+        if set(limits) <= set(LIMITS):
+            raise NoData("every bound is in the figure of latency against load")
         if not any(line["valid"] for line in lines):
             raise NoData("every window is void")
         self.rows = [_share_row(line, limit) for line in lines for limit in limits]

@@ -139,11 +139,7 @@ MAIN = ("latency", "search", "client_lag")
 
 def figure_sections(data: RunData) -> list[Section]:
     """All figures of a run, by question."""
-    return [
-        Section(*exhibit.section, (figure_block(exhibit, data),))
-        for exhibit in figures.EXHIBITS
-        if exhibit.applies(data)
-    ]
+    return [Section(*exhibit.section, (figure_block(exhibit, data),)) for exhibit in figures.EXHIBITS]
 
 
 def without_empty(sections: Sequence[Section]) -> list[Section]:

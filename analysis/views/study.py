@@ -1,6 +1,6 @@
 """The answer of a study: its parts, their spread, the ratio of two, cells of a grid, a gate, the ladder."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from analysis.capacity.paired_ratio import Ratio
 from analysis.quality.gate import GateVerdict, MeanInterval, PairFigures
@@ -17,15 +17,19 @@ from analysis.results.verdicts import (
     StudyVerdict,
     Verdict,
 )
-from analysis.stats.estimate import UNKNOWN, Estimate, certified, interval, middle, number, span
+from analysis.stats.estimate import UNKNOWN, certified, interval, middle, number, span
 from analysis.views import rates
 from analysis.views.shown import Answer, Cell, Fact, Table
-from conf.specs.bounds import label, short
+from conf.specs.bounds import label
 
 MOST_KEYS = 4
 """Keys that differ between A and B and stand among the facts."""
 WITHOUT_CAPACITY = ("recipe", "quality")
 """Studies whose parts record answers or loads, and claim no capacity."""
+PART_HEADS = (
+    *("QPS per node", "95 % interval", "certified", "limited by", "ratio", "how", "seed", "result"),
+)
+NO_RESULT = "refused", "no result ("
 NO_SIGN = "Divergence has no sign: it says that answers differ, and A decides what is right."
 ANSWERS = {
     "SAME": "B answers as A does, within the margins",
@@ -87,87 +91,60 @@ def tables(study: StudyVerdict) -> tuple[Table, ...]:
 
 
 def table(study: StudyVerdict, links: Mapping[str, Cell] | None = None) -> Table:
-    """Every part, or cell, with its answer or the reason why it has none; `links` lead to their reports."""
-    names = {name: (links or {}).get(name, name) for name in study.names}
-    if study.is_matrix:
-        return _cells(study, names)
-    known = {row.name: row for row in study.parts}
-    if study.study in WITHOUT_CAPACITY:
-        recorded = tuple((cell, *_recorded(known.get(name))) for name, cell in names.items())
-        return Table("", ("part", "result", "seed"), recorded, state=1, words=frozenset({1}))
-    rows = tuple((cell, *_part(known.get(name))) for name, cell in names.items())
-    failed = tuple("failed" if str(row[-1]).startswith("no result (") else "" for row in rows)
-    heads = "part", "QPS per node", "95 % interval", "certified", "limited by", "seed", "result"
-    return Table("", heads, rows, tones=failed, state=6, words=frozenset({6}))
+    """Every part, or cell, with its answer or the reason why it has none; `links` lead to their reports.
+
+    A column in which no part has anything is left out.
+    """
+    parts: dict[str, PartRow | MatrixCell] = {row.name: row for row in study.cells or study.parts}
+    recorded = RECORDED if study.study in WITHOUT_CAPACITY else ()
+    lines = [
+        ((links or {}).get(name, name), *_row(parts.get(name), study.axes or (), recorded))
+        for name in (parts if study.is_matrix else study.names)
+    ]
+    heads = "cell" if study.is_matrix else "part", *(study.axes or ()), *PART_HEADS
+    kept = [place for place, column in enumerate(zip(heads, *lines, strict=True)) if any(column[1:])]
+    rows = tuple(tuple(line[place] for place in kept) for line in lines)
+    failed = tuple("failed" if str(row[-1]).startswith(NO_RESULT) else "" for row in rows)
+    last = len(kept) - 1
+    shown = tuple(heads[place] for place in kept)
+    return Table("", shown, rows, tones=failed, state=last, words=frozenset({last}))
 
 
-def _recorded(row: PartRow | None) -> tuple[str, str]:
-    if row is None:
-        return "no result yet", ""
-    return ("recorded" if row.exit_code in RECORDED else _no_result(row)), _seed(row)
-
-
-def _part(row: PartRow | None) -> tuple[str, ...]:
-    if row is None:
-        return *[""] * 5, "no result yet"
-    if row.exit_code or not row.qps_per_node:
-        return *[""] * 4, _seed(row), _no_result(row)
-    result = f"valid (SIMULATED, {row.simulated})" if row.simulated else "valid"
-    limit = label(row.binding) if row.binding else UNKNOWN
-    return *_capacity(row.qps_per_node), limit, _seed(row), result
-
-
-def _no_result(row: PartRow) -> str:
-    return f"no result (exit {row.exit_code}): {row.reason}".removesuffix(": ")
-
-
-def _seed(row: PartRow) -> str:
-    return UNKNOWN if row.seed is None else str(row.seed)
-
-
-def _capacity(q: Estimate) -> tuple[str, str, str]:
-    """A capacity, its interval and its certified rate; of a bound the bound alone."""
-    return (span(q), "", "") if q.is_bound else (middle(q), interval(q), certified(q))
-
-
-def _cells(study: StudyVerdict, names: Mapping[str, Cell]) -> Table:
-    axes, cells = study.axes or (), study.cells or ()
-    rows = tuple(
-        (names.get(cell.name, cell.name), *(str(cell.at.get(axis)) for axis in axes), *_cell(cell))
-        for cell in cells
-    )
-    tones = tuple("failed" if cell.exit_code else "" for cell in cells)
-    heads = "QPS per node", "95 % interval", "certified", "limit", "ratio", "how"
-    return Table("", ("cell", *axes, *heads), rows, tones=tones, words=frozenset({len(axes) + 6}))
-
-
-def _cell(cell: MatrixCell) -> tuple[str, ...]:
-    if cell.qps_per_node is None:
-        what = "refused" if cell.exit_code == 2 else "no result"
-        why = f"{what} (exit {cell.exit_code}): {cell.reason}"
-        return *[""] * 5, "not measured yet" if cell.exit_code is None else why
-    limit, ratio = short(cell.binding) if cell.binding else "", ("", "")
-    if cell.ratio:
+def _row(part: PartRow | MatrixCell | None, axes: Sequence[str], recorded: Sequence[int]) -> tuple[str, ...]:
+    """The cells of a part behind its name; a code of `recorded` is a result without a capacity."""
+    if part is None:
+        return *[""] * (len(axes) + len(PART_HEADS) - 1), "no result yet"
+    cell = part if isinstance(part, MatrixCell) else None
+    seed = UNKNOWN if isinstance(part, PartRow) and part.seed is None else str(getattr(part, "seed", ""))
+    at = (str(cell.at.get(axis)) for axis in axes) if cell else ()
+    q = part.qps_per_node if part.exit_code in (0, 6) else None
+    if q is None:
+        if part.exit_code is None:
+            result = "not measured yet"
+        elif part.exit_code in recorded:
+            result = "recorded"
+        else:
+            what = "refused" if cell and part.exit_code == 2 else "no result"
+            result = f"{what} (exit {part.exit_code}): {part.reason}".removesuffix(": ")
+        return *at, *[""] * (len(PART_HEADS) - 2), seed, result
+    capacity = (span(q), "", "") if q.is_bound else (middle(q), interval(q), certified(q))
+    ratio = ("", "")
+    if cell and cell.ratio:
         ratio = "1" if cell.ratio.how == REFERENCE else span(cell.ratio.estimate), cell.ratio.how
-    return *_capacity(cell.qps_per_node), limit, *ratio
+    result = f"valid (SIMULATED, {part.simulated})" if part.simulated else "valid"
+    return *at, *capacity, label(part.binding) if part.binding else UNKNOWN, *ratio, seed, result
 
 
 def notes(study: StudyVerdict) -> list[str]:
-    """The grounds of the ratios, and the kind of every simulated interval: a ratio holds no constants."""
-    kinds: dict[str, list[str]] = {}
+    """The grounds of the ratios of a grid; a ratio holds no constants."""
     reasons: dict[str, list[str]] = {}
     for cell in study.cells or ():
-        if cell.simulated:
-            kinds.setdefault(cell.simulated, []).append(cell.name)
         if cell.ratio and cell.ratio.how == UNPAIRED:
             reasons.setdefault(cell.ratio.why, []).append(cell.name)
-    lines = [f"SIMULATED, {kind}: interval and certified of {', '.join(kinds[kind])}" for kind in kinds]
-    ratios = [cell.ratio.how for cell in study.cells or () if cell.ratio]
+    lines, ratios = [], [cell.ratio.how for cell in study.cells or () if cell.ratio]
     if len(ratios) > 1:
-        first = study.names[0]
-        lines.append(
-            f"ratio: capacity over that of {first}, each with a 95 % interval of sampling noise alone"
-        )
+        over = "ratio: capacity over that of the reference"
+        lines.append(f"{over}, each with a 95 % interval of sampling noise alone")
         lines.append("each service was deployed once: how far deployments differ is in no interval")
     if PAIRED in ratios:
         lines.append("paired: got the same arrivals and lengths, scaled in time (common random numbers)")

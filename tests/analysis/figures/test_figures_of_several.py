@@ -130,7 +130,6 @@ def line(bound: str, over: float, determined: float) -> dict[str, Any]:
 def test_each_bound_is_drawn_against_the_share_that_it_allows() -> None:
     counted = [line("itl_p99", 1, 20), line("joint_p90", 1, 20)]
     run: Any = run_with(bounds={"itl_p99": 80.0}, counted=counted)
-    assert ShareOver.applies(RunData(run))
     shown = ShareOver(RunData(run))
     assert "<svg" in shown.svg()
     table = shown.rows
