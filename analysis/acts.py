@@ -101,25 +101,20 @@ def show(arguments: argparse.Namespace) -> int:
     """Print the verdict of a run, a study or another tool's result."""
     path, words = arguments.run, arguments.words
     if ranking.is_recommendation(path):
-        if words or arguments.recompute:
-            out = "leave other words out" if words else "leave --recompute out"
-            raise RunError(f"{path} holds a recommendation, which is shown as it is; {out}")
+        _refuse(path, "holds a recommendation, shown as it is", words=words, recompute=arguments.recompute)
         recommendation = ranking.read(path)
         if arguments.json:
             terminal.data(json_line(recommendation))
         else:
             terminal.tell(recommend.text(recommendation))
     elif exchange.is_foreign(path):
-        if arguments.recompute:
-            raise RunError(f"{path} is another tool's result: it has no conclusion to recompute")
-        if arguments.json:
-            raise RunError(f"{path} is another tool's result, which holds no verdict: leave --json out")
+        what = "is another tool's result, which holds no verdict"
+        _refuse(path, what, recompute=arguments.recompute, json=arguments.json)
         bounds_ms = side_by_side.foreign_bounds(words)
         for load in exchange.load_foreign(path):
             terminal.tell(str(side_by_side.foreign_answer(load, bounds_ms)))
     elif arguments.recompute:
-        if words or arguments.json:
-            raise RunError("--recompute is by the run's own bounds, as text; leave it or the others out")
+        _refuse(path, "is recomputed by its own bounds, as text", words=words, json=arguments.json)
         text, agrees = recount.recomputed(load_run(path))
         terminal.tell(text)
         return EXIT_OK if agrees else EXIT_INTERNAL
@@ -131,6 +126,12 @@ def show(arguments: argparse.Namespace) -> int:
     else:
         terminal.tell(str(answers.of_folder(path, is_brief=not arguments.all)))
     return EXIT_OK
+
+
+def _refuse(path: Path, what: str, **unused: object) -> None:
+    """Raise RunError for words or flags that do not go with what the path holds."""
+    if out := [name if name == "words" else f"--{name}" for name, value in unused.items() if value]:
+        raise RunError(f"{path} {what}: leave {' and '.join(out)} out")
 
 
 def _verdict(path: Path, words: Sequence[str]) -> Verdict:

@@ -1,6 +1,5 @@
 """Opens a run folder, also of a run that was killed; knows file names and columns, not what they prove."""
 
-import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from analysis.results.locations import RunError as RunError
 from analysis.results.verdicts import RunVerdict
 from analysis.rows import metrics, records, shards
 from conf import Experiment, load
-from conf.io.one_line import plain, reason
+from conf.io.one_line import hint, nearest, plain, reason
 
 if TYPE_CHECKING:
     from analysis.views.shown import Answer
@@ -226,10 +225,8 @@ def _plain(path: Path) -> Path:
 def _refuse_columns(columns: Sequence[str] | None) -> None:
     for name in columns or ():
         if name not in records.REQUESTS.names:
-            near = difflib.get_close_matches(name, records.REQUESTS.names, 3)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
-            made = "requests(latencies=True) adds the latencies"
-            raise RunError(f"requests have no column '{name}'{hint} ({made})")
+            near = hint(nearest(name, records.REQUESTS.names))
+            raise RunError(f"requests have no column '{name}'{near} (latencies=True adds the latencies)")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ of 140 tokens a second. `tests/benchmarks/parquet.py` measures what is chosen be
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import groupby, islice
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
@@ -213,28 +213,18 @@ def folded(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
     Raises ArrowInvalid for words that are no text.
     """
-    chunks = [
-        chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode() for chunk in column.chunks
-    ]
-    every = dict.fromkeys(word for chunk in chunks for word in _texts(chunk.dictionary) if word is not None)
-    known = set(islice(every, MOST_WORDS))
-    return pa.chunked_array([_narrow(chunk, known) for chunk in chunks], WORD)
-
-
-def _texts(words: pa.Array) -> list[str | None]:
-    try:
-        texts: list[str | None] = words.cast(pa.string()).to_pylist()
-    except UnicodeDecodeError as error:
-        raise pa.ArrowInvalid(f"a word is no text: {error.reason}") from error
-    return texts
-
-
-def _narrow(chunk: pa.DictionaryArray, known: set[str]) -> pa.DictionaryArray:
-    texts = _texts(chunk.dictionary)
-    if len(texts) <= MOST_WORDS and known.issuperset(word for word in texts if word is not None):
-        return pa.DictionaryArray.from_arrays(
-            chunk.indices.cast(pa.int16()), chunk.dictionary.cast(pa.string())
-        )
-    kept = [word if word is None or word in known else OTHER_WORD for word in texts]
-    encoded = pc.take(pa.array(kept, pa.string()), chunk.indices).dictionary_encode()
-    return pa.DictionaryArray.from_arrays(encoded.indices.cast(pa.int16()), encoded.dictionary)
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    chunks = column.unify_dictionaries().chunks
+    if not chunks:
+        return pa.chunked_array([], WORD)
+    every = chunks[0].dictionary
+    every.validate(full=True)
+    words, other = every[:MOST_WORDS].to_pylist(), 0
+    if len(every) > MOST_WORDS:
+        words += [] if OTHER_WORD in words else [OTHER_WORD]  # after a first fold it is among the first
+        other = words.index(OTHER_WORD)
+    kept = pa.array(words, pa.string())
+    places = [pc.if_else(pc.less(chunk.indices, MOST_WORDS), chunk.indices, other) for chunk in chunks]
+    arrays = [pa.DictionaryArray.from_arrays(place.cast(pa.int16()), kept) for place in places]
+    return pa.chunked_array(arrays, WORD)

@@ -277,7 +277,7 @@ def test_what_was_asked_is_missing_or_broken(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("column", "hint"),
-    [("ttft_ms", ""), ("outputtokens", "; did you mean output_tokens"), ("due", "; did you mean due_ns?")],
+    [("ttft_ms", ""), ("outputtokens", "; did you mean 'output_tokens'"), ("due", "; did you mean 'due_ns'")],
 )
 def test_a_column_that_there_is_not(column: str, hint: str) -> None:
     said = refused(load_run(GOLDEN).requests, columns=["seq", column])

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
@@ -20,7 +19,6 @@ from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
 from conf import Experiment, load
 from loadgen.drive.load_feed import Past
-from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.run import lifecycle
 from loadgen.run.jobs import Job, RequireRate, SearchCapacity
@@ -31,7 +29,6 @@ from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.golden import GOLDEN, changed, sweep_json
 from tests.support.virtual.toy_services import OneAtATime
-from tests.support.virtual.virtual_drivers import altered
 from tests.support.virtual.virtual_fleet import HoldRate, VirtualFleet, site
 from tests.support.virtual.virtual_target import VirtualTarget
 
@@ -104,44 +101,6 @@ def test_a_run_of_shared_prompts_is_recomputed_in_the_work_of_what_is_left(
     experiment = load(["rate_qps=3", "fleet.warmup_requests=4", "workload.prefix_hit=.5"])
     (line,) = measured(HoldRate(experiment, 3.0, 30, 5), folder, Start(8.0))["windows"]
     assert line["work_qps_per_node"] == pytest.approx(line["requests"] / 30), "alike requests are mean ones"
-    recounted(folder.path)
-
-
-class Late(VirtualFleet):
-    """A fleet that keeps some answers of the first window to itself until it ends."""
-
-    def __init__(self, *words: Any, **more: Any) -> None:
-        super().__init__()
-        self._shard = ArrowStream(words[3] / "client-00.arrow")
-        self._kept = [records.PROGRESS.empty_table()]
-
-    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        progress = super().run(schedule, until_ns)
-        kept = pa.array(
-            (progress.ended["window_index"].to_numpy() == 0) & (progress.ended["seq"].to_numpy() % 50 == 0)
-        )
-        self._kept.append(progress.ended.filter(kept))
-        flying = [altered(rows, {"status": records.PENDING, "end_offset_ns": None}) for rows in self._kept]
-        return Observation(
-            progress.ended.filter(pc.invert(kept)), pa.concat_tables([progress.pending, *flying])
-        )
-
-    def finish(self, drain_s: float) -> None:
-        rows = pa.concat_tables(self._kept)
-        gaps = pa.nulls(rows.num_rows, records.SHARD.field("itl_us").type)
-        for batch in rows.append_column("itl_us", gaps).select(records.SHARD.names).to_batches():
-            self._shard.append(batch)
-        self._shard.close()
-
-
-@pytest.mark.slow
-def test_an_answer_that_came_at_the_very_end_counts(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lifecycle, "LoadFleet", Late)
-    tree = measure(folder, load(["search=quick", "search.budget_s=120", "search.settle_s=20"]))
-    assert tree["valid"], tree["reason"]
-    assert {line["pending"] for line in tree["windows"]} == {0}
     recounted(folder.path)
 
 

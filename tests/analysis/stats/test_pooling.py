@@ -54,6 +54,7 @@ def test_the_mean_of_repeats_has_the_interval_of_student_t() -> None:
     assert estimate.mean.certified == pytest.approx(5.1 - 2.9200 * 0.1 / np.sqrt(3), rel=1e-4)
     assert estimate.variation.value == pytest.approx(0.1 / 5.1)
     assert estimate.variation.low == pytest.approx(0.1 / 5.1 * np.sqrt(2 / 7.3778), rel=1e-3)
+    assert repeated([3.0, 4.0]).mean.low == 0, "by Student's t alone from -2.9 to 9.9"
 
 
 @pytest.mark.parametrize("known", [pooled, repeated])

@@ -4,11 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from analysis.stats.dispersion import UNSEEN, overdispersion, quantile_interval
 from analysis.stats.pooling import student_t
-from analysis.stats.quantiles import quantile
+from analysis.stats.quantiles import least_values, quantile
 
 TRUTH = math.log(10)
 
@@ -69,3 +71,31 @@ def test_failures_are_the_largest_values_and_equal_values_are_known() -> None:
     assert TRUTH < low < math.inf == high
     assert quantile_interval(np.full(12_000, math.inf), 0.9, 1200).ends == (math.inf, math.inf)
     assert quantile_interval(np.full(12_000, 7.0), 0.9, 1200).ends == (7.0, 7.0)
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(1, 9000),
+    st.floats(0.0, 3.0),
+    st.sampled_from([0.0, 0.001, 0.05, 0.5]),
+    st.sampled_from([0.5, 0.9, 0.99]),
+    st.sampled_from([0.0, 3.0, 60.0, 3600.0]),
+    st.integers(0, 2**32 - 1),
+)
+def test_an_interval_of_a_latency_holds_its_quantile_or_says_what_it_takes(
+    size: int, spread: float, failed: float, q: float, seconds: float, seed: int
+) -> None:
+    chance = np.random.default_rng(seed)
+    # Slow stretches, as in a queue that fills and empties again.
+    drift = np.cumsum(chance.normal(size=size)) * spread / 10
+    values = 100 * np.exp(np.clip(drift, -20, 20) + spread * chance.normal(size=size))
+    values[chance.random(size) < failed] = np.inf
+    values[chance.random(size) < failed] = np.nan
+    result, interval = quantile(values, q), quantile_interval(values, q, seconds)
+    if interval.ends is None:
+        few = np.sum(~np.isnan(values)) < least_values(q)
+        assert (interval.needs == least_values(q)) if few else interval.needs_s >= seconds
+        return
+    low, high = interval.ends
+    assert result is not None and 0 <= low <= result <= high
+    assert math.isfinite(low) or math.isinf(result)  # nearly all have failed
