@@ -15,7 +15,8 @@ from analysis.acts import _forward_s as by_model
 from analysis.calibration.forward import ForwardWork
 from conf import Experiment, load
 from conf.constants import constants, replaced
-from serve_apps.vllm_engine.rendering import cases
+from conf.io import bounded_yaml
+from serve_apps.vllm_engine.rendering import CASES, fits
 
 STEP, REACHED = "model.step_time.", "hardware.efficiency."
 SCALES = {STEP + "deployment_scale": 1.0, STEP + "layout_scale": 1.0, REACHED + "compute": 1.0}
@@ -58,7 +59,8 @@ def made(path: Path, machine: Experiment, routing: str = "balanced", noise: floa
     """A file as the bench writes it, of an engine with these constants."""
     rng = np.random.default_rng(0)
     entries = []
-    for case in cases(32768, 8192, 2_000_000):
+    every = (case for row in bounded_yaml.read(CASES.read_text()).values() for case in row["cases"])
+    for case in (case for case in every if fits(case, 32768, 8192, 2_000_000)):
         rows = requests_of(case)
         seconds = by_model(machine, work_of(rows)) * float(np.exp(noise * rng.standard_normal()))
         entry = {"case": case.partition("=")[0], "requests": rows, "median_us": seconds * 1e6}
