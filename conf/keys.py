@@ -5,7 +5,7 @@ import types
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from conf.specs import planning
 from conf.specs.engine import ENGINES
@@ -16,32 +16,22 @@ Fields = Mapping[str, Any]
 """Names of a group's keys -> their types."""
 
 
-class Bare(NamedTuple):
-    """A type without its None and without its ranges, and what was taken off."""
-
-    kind: Any
-    is_optional: bool
-    ranges: tuple[Any, ...]
-
-
-def bare(kind: Any) -> Bare:
+def bare(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A type without its None and without its ranges, and these ranges."""
     ranges: tuple[Any, ...] = ()
-    is_optional = False
     while True:
         if get_origin(kind) is Annotated:
             kind, *more = get_args(kind)
             ranges += tuple(more)
         elif get_origin(kind) in (Union, types.UnionType):
-            others = [member for member in get_args(kind) if member is not types.NoneType]
-            is_optional = is_optional or len(others) < len(get_args(kind))
-            kind = others[0]
+            kind = next(member for member in get_args(kind) if member is not types.NoneType)
         else:
-            return Bare(kind, is_optional, ranges)
+            return kind, ranges
 
 
 def fields_of(kind: Any) -> Fields | None:
     """The keys of a group; None if the type is no group."""
-    kind = bare(kind).kind
+    kind = bare(kind)[0]
     if isinstance(kind, Mapping):
         return kind
     if not dataclasses.is_dataclass(kind):
@@ -60,7 +50,7 @@ def type_of(root: Fields, key: str) -> Any:
     """The type of a dotted key under `root`, which may end inside a list or a mapping; None if unknown."""
     kind: Any = root
     for part in key.replace("[", ".[").split("."):
-        kind = bare(kind).kind
+        kind = bare(kind)[0]
         fields = fields_of(kind)
         kind = fields.get(part) if fields is not None else (get_args(kind) or (None,))[-1]
     return kind
@@ -74,7 +64,7 @@ def with_defaults(kind: Any, tree: Any) -> Any:
     if fields is None or not isinstance(tree, Mapping):
         return tree
     given = {name: with_defaults(fields.get(name), value) for name, value in tree.items()}
-    return {**_defaults(bare(kind).kind), **given}
+    return {**_defaults(bare(kind)[0]), **given}
 
 
 @cache
@@ -147,7 +137,7 @@ def _choices(key: str) -> list[str]:
     if key in groups():
         return groups()[key]
     for name, kind in _keys():
-        kind = bare(kind).kind
+        kind = bare(kind)[0]
         if name == key and kind is bool:
             return ["true", "false"]
         if name == key and get_origin(kind) is Literal:

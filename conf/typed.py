@@ -133,10 +133,10 @@ def _line(root: Fields, key: str, error: Mapping[str, Any]) -> str:
 
 def wrong(root: Fields, key: str, value: Any) -> str:
     """One line on a value that the type of its key does not take."""
-    kind, _, ranges = bare(type_of(root, key))
+    kind, ranges = bare(type_of(root, key))
     if get_origin(kind) is list:
         key = _without_places(key)
-        kind = bare(type_of(root, key)).kind
+        kind = bare(type_of(root, key))[0]
     wanted, limits, key = _wanted(kind, key), _range(ranges), short_key(key)
     if value is None:
         return f"{key} has no value; give it {wanted}{limits} or leave it out"
@@ -200,7 +200,7 @@ def unknown(root: Fields, key: str, value: Any) -> str:
     for depth, part in enumerate(parts):
         if fields is None:
             above = ".".join(parts[:depth])
-            kind = bare(type_of(root, above)).kind
+            kind = bare(type_of(root, above))[0]
             if kind is Any or get_origin(kind) is dict:
                 return ""
             return f"{above} has no keys of its own; set it whole: {above}={sample(kind, above)}"
@@ -218,7 +218,7 @@ def shown(value: Any) -> str:
 
 def sample(kind: Any, key: str = "") -> str:
     """An example of a value of a type."""
-    kind = bare(kind).kind
+    kind = bare(kind)[0]
     if key in SAMPLES:
         return SAMPLES[key]
     if get_origin(kind) is list:
@@ -246,7 +246,7 @@ def _meant(root: Fields, names: list[str], parts: list[str], depth: int, value: 
 
 
 def _is_figure(kind: Any) -> bool:
-    kind = bare(kind).kind
+    kind = bare(kind)[0]
     return kind in (bool, int, float) or get_origin(kind) is Literal
 
 

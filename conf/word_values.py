@@ -113,7 +113,7 @@ def parsed(root: Fields, words: Sequence[str], refusals: Refusals) -> list[Word]
     for word in words:
         with refusals.collected():
             key, text = key_and_value(word)
-            value = _value(bare(type_of(root, key)).kind, key, text)
+            value = _value(bare(type_of(root, key))[0], key, text)
             _check_key(root, key, value)
             constants.check_key(key)
             tree = reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), value)

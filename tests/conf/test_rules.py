@@ -17,7 +17,7 @@ def is_there(spec: object, key: str) -> bool:
     kinds = [fields[name] for each in specs if name in (fields := fields_of(each) or {})]
     if not kinds or not inner:
         return bool(kinds) or any(isinstance(getattr(each, name, None), property) for each in specs)
-    return is_there(bare(kinds[0]).kind, inner)
+    return is_there(bare(kinds[0])[0], inner)
 
 
 @pytest.mark.parametrize("spec", table())
