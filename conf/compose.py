@@ -41,6 +41,8 @@ Tree = dict[str, Any]
 UNKNOWN = "unknown"
 NAMED_GROUPS = ("model", "hardware", "layout", "routing")
 """Groups of which the defaults say nothing about external endpoints."""
+UNCOMPARED = ("name", "served_name", "step_time", "posterior")
+"""Keys that do not say whether a group is that of a file."""
 OWN_LENGTHS = {
     "input_tokens": "max_prompt_tokens or the tokens of a part",
     "output_tokens": "answer_tokens.mean",
@@ -156,19 +158,16 @@ def _of_saved(saved: Tree, choices: Mapping[str, str], values: Sequence[str]) ->
 
 
 def _renamed(tree: Tree) -> Tree:
-    """The tree of external endpoints for an engine of ours: unnamed groups are those of the defaults."""
-    files = {group: group_tree(group, _defaults()["defaults"][group]) for group in NAMED_GROUPS}
-    unnamed = [group for group in NAMED_GROUPS if value_at(tree, f"{group}.name") == UNKNOWN]
-    if value_at(tree, "engine.kind") == "external" and _is_served_as(tree.get("model") or {}, files["model"]):
-        unnamed.append("model")
-    return tree | {group: {**tree[group], "name": files[group]["name"]} for group in unnamed}
-
-
-def _is_served_as(model: Mapping[str, Any], file: Mapping[str, Any]) -> bool:
-    """True of a model named by its served name alone: what else it has is of the default's file."""
-    apart = ("name", "served_name", "step_time", "posterior")
-    facts = {key: value for key, value in file.items() if key not in apart}
-    return model.get("name") == model.get("served_name") and facts.items() <= model.items()
+    """The tree of external endpoints for an engine of ours: unnamed groups of a file have its name."""
+    renamed: Tree = {}
+    for group in NAMED_GROUPS:
+        file = group_tree(group, _defaults()["defaults"][group])
+        own = tree.get(group) or {}
+        facts = {key: value for key, value in file.items() if key not in UNCOMPARED}
+        is_unnamed = own.get("name") in (UNKNOWN, own.get("served_name", UNKNOWN))
+        if is_unnamed and facts.items() <= own.items():
+            renamed[group] = {**own, "name": file["name"]}
+    return tree | renamed
 
 
 def _with_words(tree: Tree, settings: Sequence[Word], choices: Mapping[str, str], is_saved: bool) -> Tree:

@@ -132,37 +132,28 @@ def kernel_lines(experiment: Experiment) -> list[str]:
     engine, model = experiment.engine, experiment.model
     if not isinstance(engine, SimulatedEngine):
         return []
-    backend = _backend_words(engine, model.kv_lora_rank > 0)
-    return [*_release_words(engine, model), *_kernel_words(engine, model), *backend]
+    lines, ratio, release = list[str](), engine.kernel_ratio, other_release(engine, model)
+    is_slower = ratio is not None and _is_without_aiter(engine.kernels, model.fitted_with)
+    if ratio and release:
+        is_measured = listed(release, model.posterior.releases)
+        known = "fitted to published rows of it" if is_measured else _AS_RELEASES
+        lines.append(
+            f"engine {release}: launches take {_span(ratio.launch)} times as long as in the fit, whole steps "
+            f"{_span(ratio.step)}; {known}"
+        )
+    elif ratio and is_slower:
+        span = _span(ratio.step, "a range that was published for other models")
+        lines += [f"kernels without AITER: a step over the same with it is {span}", f"kernels: {ERA}"]
+    if not is_slower and engine.kernels not in ("fitted", model.fitted_with):
+        kernels = "unknown" if model.fitted_with == "unknown" else model.fitted_with.capitalize()
+        lines.append(
+            f"kernels {engine.kernels}: their speed is not in the model, the figures are those of its "
+            f"constants, whose kernels are {kernels}"
+        )
+    return lines + _backend_lines(engine, model.kv_lora_rank > 0)
 
 
-def _release_words(engine: SimulatedEngine, model: Model) -> list[str]:
-    release, ratio = other_release(engine, model), engine.kernel_ratio
-    if not release or ratio is None:
-        return []
-    known = "fitted to published rows of it" if listed(release, model.posterior.releases) else _AS_RELEASES
-    launch, step = _span(ratio.launch, ""), _span(ratio.step, "")
-    return [
-        f"engine {release}: launches take {launch} times as long as in the fit, whole steps {step}; {known}"
-    ]
-
-
-def _kernel_words(engine: SimulatedEngine, model: Model) -> list[str]:
-    if engine.kernels in ("fitted", model.fitted_with):
-        return []
-    if engine.kernel_ratio and _is_without_aiter(engine.kernels, model.fitted_with):
-        if other_release(engine, model):
-            return []
-        span = _span(engine.kernel_ratio.step, "a range that was published for other models")
-        return [f"kernels without AITER: a step over the same with it is {span}", f"kernels: {ERA}"]
-    kernels = "unknown" if model.fitted_with == "unknown" else model.fitted_with.capitalize()
-    return [
-        f"kernels {engine.kernels}: their speed is not in the model, the figures are those of its constants, "
-        f"whose kernels are {kernels}"
-    ]
-
-
-def _backend_words(engine: SimulatedEngine, latent: bool) -> list[str]:
+def _backend_lines(engine: SimulatedEngine, latent: bool) -> list[str]:
     backend, ratio = engine.attention_backend, engine.kernel_ratio
     if backend == FITTED_BACKEND:
         return []
@@ -171,11 +162,11 @@ def _backend_words(engine: SimulatedEngine, latent: bool) -> list[str]:
     source = "by a figure of Qwen3-235B on MI300X"
     if backend == NO_SPLIT:
         source += ", where it costs a step as much at 64 requests in flight as at 128"
-    read, prefill = _span(ratio.kv_read, ""), _span(ratio.attention, source)
+    read, prefill = _span(ratio.kv_read), _span(ratio.attention, source)
     return [f"attention backend {backend}: KV reads over {FITTED_BACKEND}'s are {read}, prefill {prefill}"]
 
 
-def _span(ratio: Constant, source: str) -> str:
+def _span(ratio: Constant, source: str = "") -> str:
     if ratio.low is None or ratio.high is None:
         return f"{ratio.value:.4g}, as given"
     return f"{ratio.value:.4g} [{ratio.low:.4g}, {ratio.high:.4g}]{', ' if source else ''}{source}"

@@ -5,12 +5,11 @@ from typing import Any
 
 from conf import kernels
 from conf.compose import UNKNOWN, group_tree
-from conf.constants import constants, fingerprint
+from conf.constants import constants, fingerprint, transfers
 from conf.keys import flat
 from conf.specs.bounds import Slo
 from conf.specs.engine import SCHEDULER_VERSION
 from conf.specs.experiment import Constant, EmulatedEngine, Experiment, SimulatedEngine, Workload
-from conf.transfers import transfers
 from conf.words import groups
 
 MODELLED = ("simulated", "vllm_emulated")
@@ -25,7 +24,7 @@ class ExperimentFacts:
     `constants` (a fingerprint) are known of an emulated vLLM alone. Model, hardware,
     layout and routing of external endpoints are `unknown` unless words said them. `gpus_per_node` counts the
     GPUs that engines use. `workload` and its lengths, `tokens`, are as `workload_tokens` says. `outside` is
-    what the fit behind a simulated engine's constants did not have (`conf.transfers`).
+    what the fit behind a simulated engine's constants did not have (`conf.constants`).
     """
 
     engine: str

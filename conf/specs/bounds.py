@@ -9,8 +9,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Annotated
 
-from conf.io.check import Positive, Share, require
+from conf.io.check import Positive, Range, Share, require
 
 Limit = str
 """Name of a bound."""
@@ -96,11 +97,9 @@ def limit_of(metric: str, quantile: float) -> Limit:
     """The name of a bound. Raises ValueError for an unknown latency or an impossible quantile."""
     if metric in LIMITS and quantile == QUANTILE:
         return metric
-    if not LEAST_QUANTILE <= quantile <= MOST_QUANTILE:
-        raise ValueError(f"the quantile {quantile:g} is no bound's; give one from .5 to .999")
     limit = f"{metric}_p{f'{quantile:.3f}'[2:].rstrip('0').ljust(2, '0')}"
-    if parsed(limit)[1] != quantile:
-        raise ValueError(f"{quantile} is no quantile of a bound; give it at most three digits")
+    if not LEAST_QUANTILE <= quantile <= MOST_QUANTILE or parsed(limit)[1] != quantile:
+        raise ValueError(f"{quantile:g} is no quantile of a bound; give .5 to .999, of three digits")
     return limit
 
 
@@ -144,27 +143,22 @@ class Slo:
     ttft_p90_ms: Positive | None = None
     tpot_p90_ms: Positive | None = None
     at_most_ms: dict[str, Positive | None] = field(default_factory=dict)
-    joint: float | None = None
+    joint: Annotated[float, Range(ge=LEAST_QUANTILE, le=MOST_QUANTILE)] | None = None
     itl_within: Share = ITL_WITHIN
 
     def __post_init__(self) -> None:
         for limit in self.at_most_ms:
-            require(metric_of(limit) != JOINT, f"slo.at_most_ms.{limit}: set slo.joint=SHARE instead")
             name = limit_of(*parsed(limit))
-            require(
-                name == limit and limit not in LIMITS,
-                f"slo.at_most_ms.{limit}: set slo.{column(name)} instead",
-            )
+            right = "slo.joint=SHARE" if metric_of(limit) == JOINT else f"slo.{column(name)}"
+            is_own = name == limit and limit not in LIMITS and metric_of(limit) != JOINT
+            require(is_own, f"slo.at_most_ms.{limit}: set {right} instead")
         pooled = [limit for limit, ms in self.at_most_ms.items() if ms and metric_of(limit) == "itl_pooled"]
         require(len(pooled) < 2, "slo has two bounds on pooled gaps; leave one of them out")
         require(bool(self._own), "slo has no bound; set one, such as slo.ttft_p90_ms=2000")
         if self.joint is not None:
+            limit_of(JOINT, self.joint)
             own = any(metric_of(bound.limit) in PER_REQUEST for bound in self._own)
-            require(
-                own, "slo.joint needs a bound that a request keeps; set one, such as slo.ttft_p90_ms=2000"
-            )
-            within = LEAST_QUANTILE <= self.joint <= MOST_QUANTILE and round(self.joint, 3) == self.joint
-            require(within, f"slo.joint={self.joint:g} must be a share from .5 to .999, of three digits")
+            require(own, "slo.joint needs a bound of a request; set one, such as slo.ttft_p90_ms=2000")
 
     @property
     def _own(self) -> tuple[Bound, ...]:

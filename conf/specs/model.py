@@ -126,7 +126,7 @@ class Posterior:
     `model` is the name of the model that was measured, `layouts` the kinds of engines (such as TP8/EP8),
     `engines` the software with its minor version (such as vLLM 0.16), `weights` and `kv_cache` the precision,
     and `hardware` the GPUs, the first one those of the measurements. Whatever else is predicted with these
-    constants is a transfer (`conf.transfers`). `releases` are engines of which other rows were published, by
+    constants is a transfer (`conf.constants`). `releases` are engines of which other rows were published, by
     name or minor version: value, low and high of `launch` and `step` of their `KernelRatio`. `paces` has
     what stands for `hardware.efficiency.compute` on GPUs that others were compared with (by default 1 on the
     GPUs of the fit, else its own value). `correlations[a][j]` is the correlation of the normals behind

@@ -1,4 +1,4 @@
-"""How far the constants of one model miss the step times of another: the spread behind `conf.transfers`.
+"""How far the constants of one model miss the step times of another: the spread behind `conf.constants`.
 
 python -m tests.benchmarks.transfers
 

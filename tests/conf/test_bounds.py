@@ -83,11 +83,11 @@ def test_a_list_of_bounds_replaces_the_usual_ones_and_those_of_a_saved_run(tmp_p
         (["slo.itl_pooled_p99_ms=80", "slo.itl_pooled_p95_ms=60"], "two bounds on pooled gaps"),
         (["slo.at_most_ms.ttft_p90=80"], "set slo.ttft_p90_ms instead"),
         (["slo.at_most_ms.joint_p90=80"], "set slo.joint=SHARE instead"),
-        (["slo.joint=1"], "slo.joint=1 must be a share from .5 to .999"),
+        (["slo.joint=1"], "slo.joint=1 must be 0.5 to 0.999"),
         (["slo.joint=.9", "slo.ttft_p90_ms=null", "slo.tpot_p90_ms=null"], "slo has no bound"),
         (
             ["slo.joint=.9", "slo.bounds=[{metric: itl_pooled, quantile: .9, ms: 3}]"],
-            "slo.joint needs a bound that a request keeps",
+            "slo.joint needs a bound of a request",
         ),
         (["slo.itl_within=1"], "slo.itl_within=1 must be above 0 and below 1"),
         (["slo.bounds=[]"], "slo.bounds must be a list"),

@@ -10,10 +10,9 @@ import yaml
 from analysis.results.json_border import to_tree
 from conf import ConfigError, load
 from conf.compose import dump
-from conf.constants import calibration, constants, replaced
+from conf.constants import calibration, constants, replaced, transfers
 from conf.kernels import AITER_SPEED, BACKENDS, RELEASE_LN_SD, kernel_lines
 from conf.specs.experiment import Experiment
-from conf.transfers import transfers
 from loadgen.__main__ import main
 from loadgen.cli import engine_model
 from loadgen.cli.words import all_kernels

@@ -1,4 +1,4 @@
-"""`conf.transfers`: what lies outside of a fit is named, and widens the interval by what transfers miss."""
+"""`conf.constants`: what lies outside of a fit is named, and widens the interval by what transfers miss."""
 
 import json
 import math
@@ -8,17 +8,18 @@ import pytest
 import yaml
 
 from conf import Experiment, load
-from conf.constants import constants, replaced
-from conf.kernels import RELEASE_LN_SD
-from conf.transfers import (
+from conf.constants import (
     DEPLOYMENT,
     GPU_LN_SD,
     LAYOUT,
     LAYOUT_LN_SD,
     MODEL_LN_SD,
     WEIGHTS_LN_SD,
+    constants,
+    replaced,
     transfers,
 )
+from conf.kernels import RELEASE_LN_SD
 from conf.words import groups
 
 DATA = Path(__file__).parents[1] / "data"

@@ -37,7 +37,7 @@ def test_every_error_of_a_file_is_said_with_the_file_and_those_of_words_without(
     assert sorted(refused.value.reasons) == [
         f"{saved}: cluster.nodes=two must be a whole number from 1 to 100000",
         f"{saved}: cluster.recovery_s=-1 must be at least 0",
-        f"{saved}: slo.joint=true must be a number",
+        f"{saved}: slo.joint=true must be a number from 0.5 to 0.999",
         f"{saved}: unknown key 'fleet.actor'; did you mean 'fleet.actors=4'?",
         "search.budget_s=0 must be above 0 and at most 2592000",
     ]

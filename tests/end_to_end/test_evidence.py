@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from conf import load
-from conf.constants import constants
+from conf.constants import MODEL_LN_SD, constants, transfers
 from conf.kernels import RELEASE_LN_SD
-from conf.transfers import MODEL_LN_SD, transfers
 from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE
 from tests.benchmarks.evidence import default_fit, releases
 from tests.benchmarks.evidence.blog import Attainment, ClosedLoop, Ratio, Requests, Statistics
