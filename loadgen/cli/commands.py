@@ -4,7 +4,7 @@
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from analysis.results import published_ladder as ladder_figures
@@ -40,10 +40,9 @@ def sweep(arguments: argparse.Namespace) -> int:
     if (words := matrix(arguments.words)).axes:
         make = partial(checked_experiment, arguments.verb, config=arguments.config)
         grid = MatrixStudy(matrix_study.cells_of_words(words, make))
-        cells = grid.experiments.values()
-        load_s = sum(map(pacing.swept_s, cells))
-        planned = planned_run(grid.experiment, load_s, services=grid.deployments, runs=len(cells))
-        return _measured(arguments, grid, planned, cells, [*grid.lines(), "the first one is below"])
+        load_s = sum(map(pacing.swept_s, grid.experiments.values()))
+        planned = planned_run(grid.experiment, load_s, services=grid.deployments, runs=len(grid.experiments))
+        return _measured(arguments, grid, planned, [*grid.lines(), "the first one is below"])
     experiment = checked_experiment(arguments.verb, arguments.words, arguments.config)
     work: Job | Study = SearchCapacity(experiment)
     if experiment.search.parts > 1:
@@ -52,7 +51,7 @@ def sweep(arguments: argparse.Namespace) -> int:
         work = machine.SearchOnFastClock(machine.fast(experiment))
     clock = work.experiment.time_scale
     planned = planned_run(experiment, pacing.swept_s(experiment), clock=clock)
-    return _measured(arguments, work, planned, [experiment])
+    return _measured(arguments, work, planned)
 
 
 def probe(arguments: argparse.Namespace) -> int:
@@ -62,14 +61,14 @@ def probe(arguments: argparse.Namespace) -> int:
         refuse_requirement(experiment)
     load_s = required_s(experiment) if arguments.require else programs.load_seconds(experiment)
     job = RequireRate(experiment) if arguments.require else OfferLoad(experiment)
-    return _measured(arguments, job, planned_run(experiment, load_s), [experiment])
+    return _measured(arguments, job, planned_run(experiment, load_s))
 
 
 def compare(arguments: argparse.Namespace) -> int:
     """Measure two services on the same requests."""
     a, b = two_sides.compared(arguments.words, arguments.config)
     planned = planned_run(a, pacing.compared_s(a), services=2)
-    return _measured(arguments, Comparison(a, b), planned, [a, b], two_sides.lines(a, b))
+    return _measured(arguments, Comparison(a, b), planned, two_sides.lines(a, b))
 
 
 def quality(arguments: argparse.Namespace) -> int:
@@ -78,23 +77,22 @@ def quality(arguments: argparse.Namespace) -> int:
         typed.refuse_page_without_load(arguments, "these answers are on record")
         return output.printed(verdict_on_folders(*folders), arguments.json)
     a, b = two_sides.gate_sides(arguments.words, arguments.config)
-    return _measured(arguments, QualityStudy(a, b), None, [a, b], two_sides.gate_plan(a, b))
+    return _measured(arguments, QualityStudy(a, b), None, two_sides.gate_plan(a, b))
 
 
 def _measured(
     arguments: argparse.Namespace,
     work: Job | Study,
     planned: PlannedRun | None,
-    experiments: Iterable[Experiment] = (),
     lines: Sequence[str] = (),
 ) -> int:
-    """Measure and report, or print the plan (`output.plan`); the kernels of the `experiments` are noted."""
+    """Measure and report, or print the plan (`output.plan`)."""
     machine.refuse(work.experiment)
     if arguments.dry_run:
         return output.plan(arguments, planned, lines)
     from loadgen.cli import measuring
 
-    verdict = measuring.measured(arguments, partial(measuring.run, work), experiments, planned)
+    verdict = measuring.measured(arguments, partial(measuring.run, work), planned)
     return output.reported(verdict, arguments.json)
 
 

@@ -40,8 +40,12 @@ def refuse(experiment: Experiment) -> None:
         raise ConfigError(f"run folder {out / run} exists; choose another run=NAME or remove it")
     if why := unwritable(out):
         raise ConfigError(f"out={out}: {why}; choose another folder with out=FOLDER")
-    if experiment.cluster.session != "address" and (why := crowded(experiment.fleet.actors, cores())):
-        raise ConfigError(why)
+    actors, most = experiment.fleet.actors, ACTORS_PER_CORE * cores()
+    if experiment.cluster.session != "address" and actors > most:
+        raise ConfigError(
+            f"fleet.actors={actors} would share the {cores()} cores of this machine; lower it to at most "
+            f"{most}, for one sends hundreds of requests a second"
+        )
 
 
 def unwritable(folder: Path) -> str:
@@ -61,22 +65,6 @@ def unwritable(folder: Path) -> str:
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def crowded(actors: int, cores: int) -> str:
-    """The reason why so many load actors would only compete for CPU; empty if they would not."""
-    most = ACTORS_PER_CORE * cores
-    if actors <= most:
-        return ""
-    return (
-        f"fleet.actors={actors} would share the {cores} cores of this machine; lower it to at most {most}, "
-        "for one sends hundreds of requests a second"
-    )
-
-
-def shared(actors: int, cores: int) -> str:
-    """Words of the plan about load actors that share cores; empty if each has one."""
-    return f", sharing the {cores} cores of this machine" if actors > cores else ""
 
 
 def is_free(experiment: Experiment, words: Sequence[str]) -> bool:
@@ -104,31 +92,22 @@ def slower(experiment: Experiment) -> Experiment:
     return with_clock(experiment, next(scale for scale in SCALES if scale < experiment.time_scale))
 
 
-def clock_text(experiment: Experiment) -> str:
-    """The clock in words, where it is not the real one."""
-    scale = experiment.time_scale
-    return (
-        f"simulated clock x{scale:g}: seconds of budgets and windows are the engine's; {KEY}=1 is real time"
-    )
+def was_too_fast(verdict: RunVerdict) -> bool:
+    """True of a void run on a fast clock for which this machine was late."""
+    is_late = verdict.reason.partition(":")[0] in LATE
+    return is_late and verdict.exit_code == EXIT_VOID and verdict.experiment.time_scale > SCALES[-1]
 
 
 class SearchOnFastClock(SearchCapacity):
     """The job of a sweep that stops where the first windows show that this machine is late."""
 
-    _late = ""
-
     def load(self, driver: Driver) -> None:
         self._stop = sweep(driver, self._next_window)
 
-    def was_too_fast(self, verdict: RunVerdict) -> bool:
-        """True of a void search on a fast clock for which this machine was late."""
-        is_late = bool(self._late) or verdict.reason.partition(":")[0] in LATE
-        return is_late and verdict.exit_code == EXIT_VOID and self.experiment.time_scale > SCALES[-1]
-
     def _next_window(self, driver: Driver) -> WindowPlan | Stop:
-        if driver.plan.time_scale > SCALES[-1]:
-            self._late = late_reason([window.verdict for window in driver.windows.outcomes])
-        return Stop("void", f"late: {self._late}") if self._late else focus(driver)
+        late = late_reason([window.verdict for window in driver.windows.outcomes])
+        is_fast = driver.plan.time_scale > SCALES[-1]
+        return Stop("void", f"late: {late}") if late and is_fast else focus(driver)
 
 
 def late_reason(judged: Sequence[Verdict]) -> str:

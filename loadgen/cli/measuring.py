@@ -5,7 +5,7 @@ It is imported only where something is measured.
 
 import argparse
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +21,10 @@ from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.views import answers
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
-from conf.specs.experiment import SimulatedEngine
 from loadgen.cli import engine_model, machine, output
 from loadgen.cli.arguments import LIVE
 from loadgen.cli.service import service
-from loadgen.cli.words import all_kernels, checked_experiment
+from loadgen.cli.words import checked_experiment
 from loadgen.drive.load_feed import Past
 from loadgen.run import progress, resumption
 from loadgen.run.jobs import Job, SearchCapacity, SharedService, Site
@@ -65,17 +64,13 @@ Act = Callable[[Site, Emit], Measured]
 def measured(
     arguments: argparse.Namespace,
     act: Act[Measured],
-    experiments: Iterable[Experiment] = (),
     planned: output.PlannedRun | None = None,
 ) -> Measured:
     """The verdict of `act`, with the path of its report; progress and perhaps a page show how it goes on.
 
-    Kernels of unknown speed of the `experiments` are noted first, then the time of what is `planned`. A start
-    that failed leaves no folder, unless it was to be resumed.
+    The time of what is `planned` is said first. A start that failed leaves no folder, unless it was to be
+    resumed.
     """
-    # A simulated engine's kernels are noted with its result.
-    for line in all_kernels(each for each in experiments if not isinstance(each.engine, SimulatedEngine)):
-        output.noting(arguments)(line)
     with (
         terminal.own_stdout() as out,
         progress.shown(arguments.json, out, arguments.quiet) as progress_show,
@@ -140,14 +135,15 @@ def run(work: Job | study.Study, site: Site, show: Emit) -> PartVerdict:
         for line in work.lines(refused=True) if isinstance(work, MatrixStudy) else ():
             study.tell(folder, show, line)
         return run_study(work, folder, site, show)
-    if work.experiment.time_scale != 1 and isinstance(work, machine.SearchOnFastClock):
-        show("clock", text=machine.clock_text(work.experiment))
+    on_fast_clock, scale = isinstance(work, machine.SearchOnFastClock), work.experiment.time_scale
+    if on_fast_clock and scale != 1:
+        of_engine = "seconds of budgets and windows are the engine's"
+        show("clock", text=f"simulated clock x{scale:g}: {of_engine}; {machine.KEY}=1 is real time")
     run_folder = created(RunFolder, work.experiment)
     verdict = RunLifecycle(work, run_folder, site, show).measure()
-    if not isinstance(work, machine.SearchOnFastClock) or not work.was_too_fast(verdict):
+    if not on_fast_clock or not machine.was_too_fast(verdict):
         return verdict
     shutil.rmtree(run_folder.path)
-    scale = work.experiment.time_scale
     show("clock", text=f"this machine is too busy for a clock x{scale:g}: begun again")
     return run(machine.SearchOnFastClock(machine.slower(work.experiment)), site, show)
 

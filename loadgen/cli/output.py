@@ -247,8 +247,9 @@ def plan_text(planned: PlannedRun, whole: bool = False) -> str:
     if planned.load_s == 0:
         return "\n".join([*lines, "# no load: a virtual clock"])
     warm = experiment.fleet.warmup_requests
-    actors, joined = experiment.fleet.actors, experiment.cluster.session == "address"
-    shared = "" if joined else machine.shared(actors, machine.cores())
+    actors, cores = experiment.fleet.actors, machine.cores()
+    crowded = experiment.cluster.session != "address" and actors > cores
+    shared = f", sharing the {cores} cores of this machine" if crowded else ""
     lines += [f"# {actors} load actor(s){shared}, {warm} warm-up requests", f"# {duration(planned)}"]
     return "\n".join([*lines, *(f"# {line}" for line in _load(planned))])
 

@@ -86,9 +86,7 @@ def recommend(arguments: argparse.Namespace) -> int:
         machine.refuse(study.experiment)
         from loadgen.cli import measuring
 
-        act = partial(measuring.run, study)
-        measured = measuring.measured(arguments, act, study.experiments.values())
-        return output.reported(measured, arguments.json)
+        return output.reported(measuring.measured(arguments, partial(measuring.run, study)), arguments.json)
     return output.printed(verdict, arguments.json)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from analysis.__main__ import main as analysis
 from cluster.__main__ import main as cluster
+from conf import ConfigError, load
 from conf.io.one_line import nearest
 from conf.keys import fields_of, keys
 from conf.specs import experiment
@@ -430,6 +431,8 @@ def test_the_nearest_names_come_first_and_what_is_far_is_left_out() -> None:
     assert nearest("xyz", ["seed", "run"]) == []
 
 
-def test_load_actors_may_share_cores_up_to_a_point() -> None:
-    assert not machine.crowded(32, 2) and machine.shared(3, 2) and not machine.shared(2, 2)
-    assert "lower it to at most 32" in machine.crowded(1000, 2)
+def test_load_actors_may_share_cores_up_to_a_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    machine.refuse(load([f"out={tmp_path}", "fleet.actors=32"]))
+    with pytest.raises(ConfigError, match="lower it to at most 32"):
+        machine.refuse(load([f"out={tmp_path}", "fleet.actors=33"]))
