@@ -12,7 +12,6 @@ from analysis.results import summary
 from analysis.results.json_border import to_tree
 from analysis.results.locations import AlteredError, NewerError
 from analysis.results.runs import RunError, refuse_out
-from analysis.results.studies import PartVerdict
 from analysis.results.verdicts import Verdict
 from analysis.views import answers
 from conf import ConfigError, Experiment
@@ -25,8 +24,7 @@ from loadgen.cli.output import PlannedRun, planned_run
 from loadgen.cli.words import checked_experiment, experiment_of, refuse_misfit
 from loadgen.drive import programs
 from loadgen.drive.programs import refuse_requirement, required_s
-from loadgen.run.jobs import Job, OfferLoad, RequireRate, SearchCapacity, Site
-from loadgen.run.progress import Emit
+from loadgen.run.jobs import Job, OfferLoad, RequireRate, SearchCapacity
 from loadgen.search import pacing
 from loadgen.studies import calibration_probes, matrix_study, published_ladder, published_tables
 from loadgen.studies.comparison import Comparison
@@ -125,13 +123,11 @@ def progressive(arguments: argparse.Namespace) -> int:
         return max(verdict.exit_code or 0 for verdict in verdicts)
     from loadgen.cli import measuring
 
-    def play(site: Site, show: Emit) -> PartVerdict:
-        verdict = measuring.run(published_ladder.LadderStudy(experiments[0]), site, show)
-        if verdict.progressive:  # every level was played
-            _write_ladders(arguments, [verdict])
-        return verdict
-
-    return output.reported(measuring.measured(arguments, play), arguments.json)
+    study = published_ladder.LadderStudy(experiments[0])
+    verdict = measuring.measured(arguments, partial(measuring.run, study))
+    if verdict.progressive:  # every level was played
+        _write_ladders(arguments, [verdict])
+    return output.reported(verdict, arguments.json)
 
 
 def _ladder_experiment(words: Sequence[str], arguments: argparse.Namespace) -> Experiment:
@@ -162,11 +158,8 @@ def recipe(arguments: argparse.Namespace) -> int:
     parts = [study.part(name, {}) for name in study.names]
     for part in parts:
         refuse_misfit(part)
-    lines: list[str] = []
-    if arguments.dry_run:
-        total = calibration_probes.total_line(parts)
-        lines = [*map(calibration_probes.probe_line, parts), total]
-    return _measured(arguments, study, None, lines=lines)
+    lines = [*map(calibration_probes.probe_line, parts), calibration_probes.total_line(parts)]
+    return _measured(arguments, study, None, lines)
 
 
 def resume(arguments: argparse.Namespace) -> int:

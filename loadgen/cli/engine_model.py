@@ -161,22 +161,24 @@ def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Placing
         return replace(start, prediction_qps=expected), None
     if not isinstance(experiment.engine, SimulatedEngine):
         return start, None
-    try:
-        prediction = predict(_virtual_hour(experiment), draws=0)
-    except ValueError as error:  # what the model does not predict can be measured all the same
-        emit("prediction", text=f"no prediction, the search begins with a ramp: {error}")
+    figures = _virtual_hour(experiment, draws=0)
+    if isinstance(figures, str):  # what the model does not predict can be measured all the same
+        emit("prediction", text=f"no prediction, the search begins with a ramp: {figures}")
         return start, None
-    if prediction.exit_code != summary.EXIT_OK or prediction.capacity is None:
-        emit("prediction", text=f"no prediction, the search begins with a ramp: {prediction.reason}")
-        return start, None
-    figures = prediction.capacity.qps_per_node
     how = f"a virtual hour of the same engine: {PLACES}"
     emit("prediction", text=f"the engine model predicts {middle(figures)} QPS per node ({how})")
     return replace(start, prediction_qps=figures.value), PlacingPrediction(figures, how)
 
 
-def _virtual_hour(experiment: Experiment) -> Experiment:
-    return replace(experiment, search=replace(experiment.search, budget_s=HOUR_S))
+def _virtual_hour(experiment: Experiment, draws: int) -> Estimate | str:
+    """The capacity that a virtual hour shows, or the reason why it shows none."""
+    hour = replace(experiment, search=replace(experiment.search, budget_s=HOUR_S))
+    try:
+        prediction = predict(hour, draws=draws)
+    except ValueError as error:
+        return reason(error)
+    shown = prediction.exit_code == summary.EXIT_OK and prediction.capacity
+    return shown.qps_per_node if shown else prediction.reason
 
 
 def constants_ratio(experiment: Experiment, emit: Emit) -> Estimate | str:
@@ -188,13 +190,10 @@ def constants_ratio(experiment: Experiment, emit: Emit) -> Estimate | str:
     )
     try:
         refuse_queue_limits(experiment.engine)
-        prediction = predict(_virtual_hour(experiment))
-    except ValueError as error:
-        return reason(error)
-    q = prediction.capacity.qps_per_node if prediction.capacity else None
-    if q is None or q.low is None or q.high is None or q.certified is None:
-        return f"the engine model finds no interval: {prediction.reason}"
-    return q.per(q.value)
+    except ConfigError as error:
+        return str(error)
+    q = _virtual_hour(experiment, DRAWS)
+    return f"the engine model finds no interval: {q}" if isinstance(q, str) else q.per(q.value)
 
 
 def refuse_queue_limits(engine: Engine) -> None:

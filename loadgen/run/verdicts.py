@@ -39,16 +39,7 @@ from analysis.rows import failures, metrics, records
 from analysis.stats.dispersion import quantile_interval
 from analysis.stats.estimate import Estimate
 from analysis.stats.quantiles import quantile
-from conf.specs.bounds import (
-    PER_REQUEST,
-    Bound,
-    Limit,
-    Slo,
-    allowed_over,
-    label,
-    metric_of,
-    quantile_of,
-)
+from conf.specs.bounds import PER_REQUEST, Bound, Limit, Slo, allowed_over, label, metric_of, quantile_of
 from conf.specs.experiment import Experiment
 from loadgen.drive.driver import Driver
 from loadgen.drive.programs import Required, analyse

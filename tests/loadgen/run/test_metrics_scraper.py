@@ -1,17 +1,17 @@
 """loadgen/run/samplers.py: vLLM's names old and new, servers that hang, refuse or babble."""
 
-import asyncio
 import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,8 +22,7 @@ from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run import samplers
 from loadgen.run.samplers import SPELLINGS, Scraper, page_figures
 from tests.support.machine.patience import PATIENCE_S, until
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+from tests.support.servers.threaded_server import Answer, Reply, serving
 
 
 def page(engine: str = "0", **values: float) -> str:
@@ -133,77 +132,36 @@ def test_any_page_gives_columns_of_the_schema_or_a_value_error(lines: list[tuple
 
 
 class Server:
-    """An aiohttp server in a thread of its own; `paths` counts what was asked for."""
+    """A server for each name; `asked` counts requests, and `keys` are those that came with them."""
 
-    def __init__(self, **routes: Handler) -> None:
-        self.routes = routes
-        self.paths: Counter[str] = Counter()
+    def __init__(self, **routes: Answer) -> None:
+        self.routes, self.urls = routes, dict[str, str]()
+        self.asked: Counter[str] = Counter()
         self.keys: dict[str, set[str | None]] = {}
-        self._up = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._servers = ExitStack()
 
     def __enter__(self) -> "Server":
-        self._thread.start()
-        assert self._up.wait(PATIENCE_S)
+        for name in self.routes:
+            self.urls[name] = self._servers.enter_context(serving(partial(self._answer, name)))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join()
+        self._servers.close()
 
-    def url(self, name: str) -> str:
-        return f"http://127.0.0.1:{self._port}/{name}"
-
-    @property
-    def urls(self) -> dict[str, str]:
-        return {name: self.url(name) for name in self.routes}
-
-    async def _serve(self) -> None:
-        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        app = web.Application()
-        app.router.add_get("/{name}", self._answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self._port = runner.addresses[0][1]
-        self._up.set()
-        await self._ended.wait()
-        await runner.cleanup()
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        name = request.match_info["name"]
-        self.paths[name] += 1
-        self.keys.setdefault(name, set()).add(request.headers.get("Authorization"))
-        return await self.routes[name](request)
+    def _answer(self, name: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        self.asked[name] += 1
+        self.keys.setdefault(name, set()).add(headers.get("Authorization"))
+        return self.routes[name](headers, body)
 
 
-def says(text: str, status: int = 200, **headers: str) -> Handler:
-    async def answer(_: web.Request) -> web.StreamResponse:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return web.Response(text=text, status=status, headers=named)
-
-    return answer
+def says(text: str, status: int = 200, **headers: str) -> Answer:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda *_: (status, named, text.encode())
 
 
-async def hangs(_: web.Request) -> web.StreamResponse:
-    await asyncio.sleep(3600)
-    raise AssertionError("nobody waits that long")
-
-
-async def stops_halfway(request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Length": "1000"})
-    await response.prepare(request)
-    await response.write(b"vllm:num_requests_running 1\n")
-    assert request.transport is not None
-    request.transport.close()
-    return response
-
-
-async def names_itself_in_bytes(request: web.Request) -> web.StreamResponse:
-    assert request.transport is not None
-    request.transport.write(b"HTTP/1.1 200 OK\r\nx-replica-id: r\xff\r\ncontent-length: 0\r\n\r\n")
-    request.transport.close()
-    return web.Response()
+def hangs(*_: object) -> Reply:
+    time.sleep(PATIENCE_S)
+    return says("")({}, b"")
 
 
 @pytest.fixture(autouse=True)
@@ -241,7 +199,12 @@ MISSING = {
 
 
 def test_every_replica_has_a_row_a_second_whatever_the_others_do(path: Path) -> None:
-    routes = {"fine": says(page()), "hung": hangs, "half": stops_halfway, "noise": says("<html>")}
+    routes = {
+        "fine": says(page()),
+        "hung": hangs,
+        "half": says("vllm:num_requests_running 1\n", Content_Length="1000"),
+        "noise": says("<html>"),
+    }
 
     def told(replica: str) -> bool:
         return any(MISSING[replica] in (row["error"] or "") for row in rows_of(path).get(replica, []))
@@ -261,7 +224,7 @@ def test_every_replica_has_a_row_a_second_whatever_the_others_do(path: Path) -> 
 
 def test_a_name_that_is_no_text_is_kept_as_far_as_it_is(path: Path) -> None:
     with (
-        Server(fine=says(page()), odd=names_itself_in_bytes) as server,
+        Server(fine=says(page()), odd=says("", x_replica_id="rÿ")) as server,
         Scraper(server.urls, path, time.monotonic_ns),
     ):
         until(lambda: "rÿ" in rows_of(path))
@@ -303,10 +266,10 @@ def test_a_server_without_metrics_is_said_once_and_asked_seldom(
     with Server(fine=says(page()), none=says("", 404), moved=says("", 302, Location="/fine")) as server:
         with Scraper(server.urls, path, time.monotonic_ns, say=lines.append):
             until(lambda: len(lines) == 2)
-            answered = server.paths["none"], server.paths["moved"]
+            answered = server.asked["none"], server.asked["moved"]
             seen = len(good(path, "fine"))
             until(lambda: len(good(path, "fine")) >= seen + 2)
-        assert (server.paths["none"], server.paths["moved"]) == answered
+        assert (server.asked["none"], server.asked["moved"]) == answered
         assert rows_of(path)["none"][-1]["error"] == "HTTP 404"
         assert sorted(line.partition(" gives ")[2] for line in lines) == [
             "no metrics (HTTP 302): the engine is not observed",
@@ -314,13 +277,13 @@ def test_a_server_without_metrics_is_said_once_and_asked_seldom(
         ]
         monkeypatch.setattr(samplers, "ABSENT_S", 0.0)
         with Scraper({"none": server.urls["none"]}, path, time.monotonic_ns, say=lines.append):
-            until(lambda: server.paths["none"] >= answered[0] + 2)
+            until(lambda: server.asked["none"] >= answered[0] + 2)
     assert len(lines) == 3
 
 
 def test_a_sample_belongs_to_the_replica_that_answered(path: Path) -> None:
-    async def in_turn(request: web.Request) -> web.StreamResponse:
-        return await says(page(), x_replica_id=f"r{server.paths['front'] % 2}")(request)
+    def in_turn(*request: Any) -> Reply:
+        return says(page(), x_replica_id=f"r{server.asked['front'] % 2}")(*request)
 
     with (
         Server(front=in_turn) as server,
@@ -331,10 +294,9 @@ def test_a_sample_belongs_to_the_replica_that_answered(path: Path) -> None:
 
 def test_the_key_goes_to_the_endpoints_and_nowhere_else(path: Path) -> None:
     lines: list[str] = []
-    with Server(open=says(page()), closed=says("", 401), elsewhere=says(page())) as server:
-        urls = server.urls | {"moved": server.url("moved")}
-        del urls["elsewhere"]
-        server.routes["moved"] = says("", 307, Location=server.url("elsewhere"))
+    with Server(open=says(page()), closed=says("", 401), moved=says(""), elsewhere=says(page())) as server:
+        urls = {name: url for name, url in server.urls.items() if name != "elsewhere"}
+        server.routes["moved"] = says("", 307, Location=server.urls["elsewhere"])
         with Scraper(urls, path, time.monotonic_ns, access=Access(Secret("secret-key")), say=lines.append):
             until(lambda: good(path, "open") and len(lines) == 2)
         with Scraper(urls, path.with_name("again"), time.monotonic_ns):
@@ -402,10 +364,10 @@ def test_a_run_that_ends_at_once_leaves_an_empty_stream(path: Path) -> None:
 def test_samples_follow_a_service_to_its_new_replicas(path: Path) -> None:
     with (
         Server(old=says(page()), new=says(page())) as server,
-        Scraper({"r0": server.url("old")}, path, time.monotonic_ns) as scraper,
+        Scraper({"r0": server.urls["old"]}, path, time.monotonic_ns) as scraper,
     ):
         until(lambda: good(path, "r0"))
-        scraper.follow({"r1": server.url("new")})
+        scraper.follow({"r1": server.urls["new"]})
         until(lambda: good(path, "r1"))
         ended, others = len(good(path, "r0")), len(good(path, "r1"))
         until(lambda: len(good(path, "r1")) > others + 1)

@@ -12,7 +12,7 @@ from typing import Any
 from serve_apps.simulated.revealed_answers import GreedyText
 
 Reply = tuple[int, Mapping[str, str], bytes]
-"""Status, headers besides the length, and body."""
+"""Status, headers (one of them may be another length than the body's), and body."""
 Answer = Callable[[Mapping[str, str], bytes], Reply]
 """From a request's headers and body to the reply."""
 
@@ -26,7 +26,7 @@ def serving(answer: Answer) -> Iterator[str]:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             status, headers, content = answer(self.headers, body)
             self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            for name, value in {"Content-Length": str(len(content)), **headers}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)
