@@ -39,7 +39,7 @@ def drawn_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without their figures, which take seconds."""
     from analysis.report import blocks
 
-    monkeypatch.setattr(blocks, "figure_sections", lambda run, room: [])
+    monkeypatch.setattr(blocks, "figure_sections", lambda _: [])
 
 
 def edited(run: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
