@@ -13,33 +13,24 @@ from conf import load
 from loadgen.drive import programs
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.programs import require, required_s, sweep
-from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
 from loadgen.search.window_plan import Start
-from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.schedule import NS
 from tests.support.virtual.toy_services import OneAtATime
-from tests.support.virtual.virtual_drivers import Breaking, altered, driver
-from tests.support.virtual.virtual_target import VirtualTarget
+from tests.support.virtual.virtual_drivers import Breaking, Changed, altered, driver
 
 SHORT = ["search=quick", "search.budget_s=100", "search.window_s=15", "search.first_transition_s=5"]
 WORDS = ["workload=smoke", "workload.output_tokens.mean=20", "slo.tpot_p90_ms=null", *SHORT]
 
 
-class Altered(VirtualTarget):
-    """A service that takes a tenth of a second for each request, and rows with other figures."""
-
-    def __init__(self, **row: Any) -> None:
-        super().__init__(OneAtATime(0.1))
-        self._row = row
-
-    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        progress = super().run(schedule, until_ns)
-        return Observation(altered(progress.ended, self._row), altered(progress.pending, self._row))
+def service(**row: Any) -> Changed:
+    """It takes a tenth of a second for each request; its rows have other figures."""
+    return Changed(OneAtATime(0.1), lambda rows: altered(rows, row))
 
 
 def searched(guess_qps: float, *words: str, **row: Any) -> RunVerdict:
     """A search of a minute and a half around a guess."""
-    drive, experiment, _ = driver([*WORDS, *words], Start(guess_qps, guess_qps), target=Altered(**row))
+    drive, experiment, _ = driver([*WORDS, *words], Start(guess_qps, guess_qps), target=service(**row))
     return verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall")
 
 
@@ -60,16 +51,8 @@ def test_a_search_ends_with_its_code(
     assert verdict.valid is (code != summary.EXIT_VOID)
 
 
-class LateForOneInFive(VirtualTarget):
-    """A service whose first token comes five seconds late for one request in five, at any rate."""
-
-    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        progress = super().run(schedule, until_ns)
-        return Observation(late(progress.ended), late(progress.pending))
-
-
 def late(rows: pa.Table) -> pa.Table:
-    """The rows, the first token of every fifth request later."""
+    """The rows, the first token of every fifth request five seconds later."""
     name = "first_token_offset_ns"
     more = pa.array(np.where(rows["seq"].to_numpy() % 5 == 0, 5 * NS, 0))
     return rows.set_column(rows.schema.get_field_index(name), name, pc.add(rows[name], more))
@@ -77,7 +60,7 @@ def late(rows: pa.Table) -> pa.Table:
 
 def test_a_share_that_misses_a_bound_at_any_rate_is_said() -> None:
     words = [*WORDS[: -len(SHORT)], "search=standard", "slo.ttft_p90_ms=2000"]
-    drive, experiment, _ = driver(words, Start(5.0, 5.0), target=LateForOneInFive(OneAtATime(0.05)))
+    drive, experiment, _ = driver(words, Start(5.0, 5.0), target=Changed(OneAtATime(0.05), late))
     verdict = verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall")
     assert verdict.exit_code == summary.EXIT_OPEN and verdict.capacity and verdict.capacity.open_below
     assert "20 % missed the bound on p90 TTFT, hardly fewer at lower rates, and 10 % may" in verdict.reason
@@ -100,7 +83,7 @@ def test_the_wait_for_a_service_that_comes_back_costs_no_budget() -> None:
 @pytest.mark.parametrize(("rate_qps", "code"), [(5.0, summary.EXIT_OK), (14.0, summary.EXIT_SLO_MISSED)])
 def test_a_probe_ends_with_its_code(rate_qps: float, code: int) -> None:
     """The service does ten requests a second."""
-    drive, experiment, _ = driver([*WORDS, "slo.ttft_p90_ms=2000"], target=Altered())
+    drive, experiment, _ = driver([*WORDS, "slo.ttft_p90_ms=2000"], target=service())
     programs.offer_rate(drive, rate_qps, 30, 5)
     verdict = verdicts.probe_verdict(experiment, drive)
     assert (verdict.exit_code, verdict.valid, verdict.passed) == (code, True, code == summary.EXIT_OK)
@@ -109,7 +92,7 @@ def test_a_probe_ends_with_its_code(rate_qps: float, code: int) -> None:
 @pytest.mark.parametrize(("rate_qps", "code"), [(4.0, summary.EXIT_OK), (14.0, summary.EXIT_SLO_MISSED)])
 def test_a_required_rate_ends_with_its_code(rate_qps: float, code: int) -> None:
     words = [*WORDS, "slo.ttft_p90_ms=2000", f"rate_qps={rate_qps}"]
-    drive, experiment, _ = driver(words, target=Altered())
+    drive, experiment, _ = driver(words, target=service())
     result = require(drive, rate_qps, required_s(experiment))
     verdict = verdicts.required_verdict(experiment, drive, result)
     assert (verdict.exit_code, verdict.valid, verdict.passed) == (code, True, code == summary.EXIT_OK)

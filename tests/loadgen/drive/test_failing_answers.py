@@ -3,44 +3,33 @@
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 from analysis.live.screen import window_line
 from analysis.live.state import done_window
 from analysis.results import summary
 from analysis.results.json_border import to_tree
+from analysis.rows import metrics, records
 from conf import Experiment, load
 from loadgen.drive import programs
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.programs import sweep
-from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
 from loadgen.search.window_plan import Start
-from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.schedule import NS
 from tests.support.runs.verdict_trees import text_of
 from tests.support.search.searches import swept
-from tests.support.virtual.virtual_drivers import SILENT, altered, driver, engines
-from tests.support.virtual.virtual_target import VirtualTarget
+from tests.support.virtual.virtual_drivers import SILENT, Changed, altered, driver, engines
 
 
-class Failing(VirtualTarget):
+def failing(experiment: Experiment, row: dict[str, Any], since: int = -1, every: int = 1) -> Changed:
     """A virtual target whose answers fail, one of each `every`, from window `since` on (-1: the warm-up)."""
 
-    def __init__(self, experiment: Experiment, row: dict[str, Any], since: int = -1, every: int = 1) -> None:
-        super().__init__(engines(experiment))
-        self._row, self._since, self._every = row, since, every
+    def change(rows: pa.Table) -> pa.Table:
+        fails = (rows["seq"].to_numpy() % every == 0) & (rows["window_index"].to_numpy() >= since)
+        return altered(rows, row, where=fails & ~metrics.status_in(rows, records.PENDING))
 
-    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        progress = super().run(schedule, until_ns)
-        number = pc.subtract(
-            progress.ended["seq"], pc.multiply(pc.divide(progress.ended["seq"], self._every), self._every)
-        )
-        fails = pc.and_(pc.equal(number, 0), pc.greater_equal(progress.ended["window_index"], self._since))
-        broken = altered(progress.ended.filter(fails), self._row)
-        return Observation(
-            pa.concat_tables([progress.ended.filter(pc.invert(fails)), broken]), progress.pending
-        )
+    return Changed(engines(experiment), change)
 
 
 def truncated(kind: str, finish_reason: str | None = "stop", **more: Any) -> dict[str, Any]:
@@ -82,16 +71,12 @@ FAILURES = [
 def test_a_warm_up_that_nearly_all_fails_ends_the_run_with_the_reason_and_the_remedy(
     every: int, row: dict[str, Any], words: str, remedy: str
 ) -> None:
-    class Nearly(Failing):
+    def change(rows: pa.Table) -> pa.Table:
         """All but one of `every` fail; 1 is all."""
+        fails = rows["seq"].to_numpy() >= (every > 1)
+        return altered(rows, row, where=fails & ~metrics.status_in(rows, records.PENDING))
 
-        def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-            progress = VirtualTarget.run(self, schedule, until_ns)
-            fails = pc.greater_equal(progress.ended["seq"], 1 if self._every > 1 else 0)
-            ended = [progress.ended.filter(pc.invert(fails)), altered(progress.ended.filter(fails), row)]
-            return Observation(pa.concat_tables(ended), progress.pending)
-
-    drive, _, events = driver([], target=Nearly(load([]), row, every=every))
+    drive, _, events = driver([], target=Changed(engines(load([])), change))
     drive.replan(warmup_requests=16)
     with pytest.raises(TargetLost) as refused:
         sweep(drive)
@@ -103,7 +88,7 @@ def test_a_warm_up_that_nearly_all_fails_ends_the_run_with_the_reason_and_the_re
 
 @pytest.mark.parametrize("every", [2, 4])
 def test_a_warm_up_that_fails_in_part_ends_no_run(every: int) -> None:
-    drive, _, events = driver([], target=Failing(load([]), LONG, every=every))
+    drive, _, events = driver([], target=failing(load([]), LONG, every=every))
     drive.replan(warmup_requests=16)
     programs.offer_rate(drive, 3.0, 60, 15)
     (text,) = [facts["text"] for kind, facts in events if kind == "warm"]
@@ -114,7 +99,7 @@ def test_a_warm_up_that_fails_in_part_ends_no_run(every: int) -> None:
 
 @pytest.mark.parametrize("row", [truncated("no_usage"), LONG])
 def test_a_held_window_of_malformed_answers_is_void_and_says_what_failed(row: dict[str, Any]) -> None:
-    drive, experiment, events = driver([], target=Failing(load([]), row, since=0, every=3))
+    drive, experiment, events = driver([], target=failing(load([]), row, since=0, every=3))
     programs.offer_rate(drive, 3.0, 60, 15)
     verdict = verdicts.probe_verdict(experiment, drive)
     rows = drive.windows.ledger.rows(0)
@@ -132,7 +117,7 @@ def test_a_held_window_of_malformed_answers_is_void_and_says_what_failed(row: di
 
 @pytest.mark.slow
 def test_a_search_over_malformed_answers_claims_nothing_within_its_budget() -> None:
-    target = Failing(load(["search=standard"]), truncated("no_usage"), since=0)
+    target = failing(load(["search=standard"]), truncated("no_usage"), since=0)
     drive, experiment, _ = driver(["search=standard"], target=target)
     verdict = verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall")
     assert (verdict.exit_code, verdict.valid) == (summary.EXIT_VOID, False)
@@ -143,7 +128,7 @@ def test_a_search_over_malformed_answers_claims_nothing_within_its_budget() -> N
 @pytest.mark.parametrize("since", [-1, 0])
 def test_errors_inside_the_stream_void_a_window_only_if_they_came_without_load_too(since: int) -> None:
     row = {"status": "http_error", "error_kind": "in_band", "error": "the queue is full"}
-    drive, experiment, _ = driver([], target=Failing(load([]), row, since=since, every=3))
+    drive, experiment, _ = driver([], target=failing(load([]), row, since=since, every=3))
     drive.replan(warmup_requests=32)
     programs.offer_rate(drive, 3.0, 60, 15)
     verdict = verdicts.probe_verdict(experiment, drive)
@@ -155,7 +140,7 @@ def test_a_search_of_answers_that_all_break_off_keeps_its_budget_and_has_no_resu
     """Load may break answers off, but not nearly all of them at every rate."""
     words = ["search=quick", "search.start=ramp", "search.budget_s=100"]
     row = truncated("connection_lost", None, error="reset by peer")
-    drive, experiment, _ = driver(words, Start(), target=Failing(load(words), row, since=0))
+    drive, experiment, _ = driver(words, Start(), target=failing(load(words), row, since=0))
     result = swept(drive)
     # The least number of windows is granted beyond the budget.
     assert result.outcomes[-1].counts.start_ns <= (100 + 15) * NS
@@ -168,7 +153,7 @@ def test_a_search_of_answers_that_all_break_off_keeps_its_budget_and_has_no_resu
 
 def test_a_service_that_refuses_half_is_judged_and_not_called_dead() -> None:
     busy = SILENT | {"status": "http_error", "error_kind": "429", "error": "busy", "output_tokens": None}
-    drive, experiment, _ = driver([], target=Failing(load([]), busy | {"end_offset_ns": 1}, every=2))
+    drive, experiment, _ = driver([], target=failing(load([]), busy | {"end_offset_ns": 1}, every=2))
     programs.offer_rate(drive, 3.0, 60, 15)
     verdict = verdicts.probe_verdict(experiment, drive)
     assert (verdict.exit_code, verdict.valid) == (summary.EXIT_SLO_MISSED, True)

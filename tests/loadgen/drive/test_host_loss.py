@@ -20,8 +20,7 @@ from loadgen.fleet.target import LostActor, Observation
 from loadgen.run import verdicts
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.support.virtual.virtual_drivers import SILENT, altered, engines, plan
-from tests.support.virtual.virtual_target import VirtualTarget
+from tests.support.virtual.virtual_drivers import SILENT, Changed, altered, engines, plan
 
 WORDS = ["search=quick", "search.start=prediction", "search.expected_qps=3.4", "search.window_s=20"]
 EXPERIMENT = load([*WORDS, "search.budget_s=240", "search.min_windows=2"])
@@ -29,16 +28,18 @@ CUT_UNTIL_S = 900.0
 NO_WAY = SILENT | {"status": "conn_error", "error_kind": "OSError", "error": "No route to host"}
 
 
-class Cut(VirtualTarget):
+class Cut(Changed):
     """A virtual target whose hosts, one for load and one that serves, can be cut from the driver's.
 
     While the load host is cut, its requests find no way and its load actor reports nothing.
     """
 
     def __init__(self, *, serves: bool, from_s: float = 100.0) -> None:
-        super().__init__(engines(EXPERIMENT))
-        self._from_ns = int(from_s * NS)
-        self._serves, self._until_ns = serves, int(CUT_UNTIL_S * NS)
+        self._from_ns, self._until_ns = int(from_s * NS), int(CUT_UNTIL_S * NS)
+        self._serves = serves
+        super().__init__(
+            engines(EXPERIMENT), lambda rows: altered(rows, NO_WAY, self._from_ns, self._until_ns)
+        )
         self.waits = 0
 
     def outages(self) -> Sequence[HostOutage]:
@@ -50,15 +51,10 @@ class Cut(VirtualTarget):
         at = self._from_ns, self._until_ns if back else None
         return [HostOutage(name, "10.0.0.9", self._serves, "No route to host", *at, clients)]
 
-    @property
-    def _is_silent(self) -> bool:
-        return not self._serves and self._from_ns <= self._now_ns < self._until_ns
-
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         progress = super().run(schedule, until_ns)
-        span = self._from_ns, self._until_ns
-        ended, pending = (altered(rows, NO_WAY, *span) for rows in (progress.ended, progress.pending))
-        return Observation(ended, pending, silent_actors=["load actor 0 on load1"] if self._is_silent else [])
+        is_silent = not self._serves and self._from_ns <= self._now_ns < self._until_ns
+        return dataclasses.replace(progress, silent_actors=["load actor 0 on load1"] if is_silent else [])
 
     def heal(self) -> bool:
         self.waits += 1

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,18 +14,17 @@ from hypothesis import strategies as st
 from analysis.results import summary
 from analysis.results.figures import Quantile
 from analysis.results.verdicts import RunVerdict
+from analysis.rows import metrics, records
 from analysis.stats.estimate import Estimate, span
 from conf import load
 from loadgen.drive import programs
 from loadgen.drive.programs import sweep
-from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
 from loadgen.search.window_plan import Start
-from loadgen.traffic.schedule import ArrivalSchedule
 from tests.support.runs.verdict_trees import screen
 from tests.support.search import scenarios
 from tests.support.virtual.toy_services import OneAtATime
-from tests.support.virtual.virtual_drivers import driver, virtual
+from tests.support.virtual.virtual_drivers import Changed, driver, engines
 from tests.support.virtual.virtual_target import VirtualTarget
 
 CEILING_QPS = 10.0
@@ -114,35 +114,24 @@ BOUNDS = ["slo.e2e_p50_ms=9000", "slo.queue_p99_ms=50"]
 OFFSETS = ("first_token_offset_ns", "last_token_offset_ns", "end_offset_ns")
 
 
-class Erratic(VirtualTarget):
+def erratic(seed: int, spread: float) -> Changed:
     """A node whose answers come later by random times, in stretches."""
 
-    def __init__(self, seed: int, spread: float) -> None:
-        super().__init__(virtual(load([]))._service)
-        self._seed, self._spread = seed, spread
-
-    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        progress = super().run(schedule, until_ns)
-        return Observation(self._later(progress.ended), progress.pending)
-
-    def _later(self, rows: pa.Table) -> pa.Table:
+    def later(rows: pa.Table) -> pa.Table:
         stretch = rows["due_ns"].to_numpy() // 10_000_000_000
-        lags_ns = [
-            int(1e8 * np.random.default_rng([self._seed, at]).exponential(self._spread)) for at in stretch
-        ]
+        lags_ns = [int(1e8 * np.random.default_rng([seed, at]).exponential(spread)) for at in stretch]
+        lags_ns = np.where(metrics.status_in(rows, records.OK), lags_ns, 0)
         for name in OFFSETS:
-            moved = [
-                None if at is None else at + lag
-                for at, lag in zip(rows[name].to_pylist(), lags_ns, strict=True)
-            ]
-            place = rows.schema.get_field_index(name)
-            rows = rows.set_column(place, rows.schema.field(name), pa.array(moved, pa.int64()))
+            moved = pc.add(rows[name], pa.array(lags_ns, pa.int64()))
+            rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), moved)
         return rows
+
+    return Changed(engines(load([])), later)
 
 
 def check(rate_qps: float, seconds: float, seed: int, spread: float) -> None:
     """Each quantile is a time that may be, in an interval around it or in none; the screen shows no nan."""
-    drive, experiment, _ = driver(BOUNDS, target=Erratic(seed, spread))
+    drive, experiment, _ = driver(BOUNDS, target=erratic(seed, spread))
     programs.offer_rate(drive, rate_qps, seconds, 5)
     verdict = verdicts.probe_verdict(experiment, drive)
     assert verdict.probe is not None

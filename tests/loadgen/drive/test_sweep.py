@@ -10,7 +10,7 @@ import pytest
 from analysis.results import summary
 from analysis.results.json_border import to_tree
 from analysis.rows import records
-from conf import Experiment, load
+from conf import load
 from loadgen.cli import engine_model
 from loadgen.drive import programs
 from loadgen.drive.loss_recovery import TargetLost
@@ -29,6 +29,7 @@ from tests.support.virtual.virtual_drivers import (
     LOST,
     Altering,
     Breaking,
+    Changed,
     Hanging,
     Healing,
     driver,
@@ -151,20 +152,14 @@ def test_a_foreign_server_is_found_from_a_wrong_guess(off: float) -> None:
     assert result.capacity is not None and result.capacity.low < truth_qps < result.capacity.high
 
 
-class Disturbed(VirtualTarget):
+def disturbed(words: list[str], change: Callable[[dict[str, Any]], dict[str, Any]]) -> Changed:
     """A virtual target that shows some rows otherwise than they were."""
 
-    def __init__(self, experiment: Experiment, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        super().__init__(engines(experiment))
-        self._change = change
+    def changed(rows: pa.Table) -> pa.Table:
+        others = [row | change(row) for row in rows.to_pylist()]
+        return pa.Table.from_pylist(others, schema=records.PROGRESS)
 
-    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        progress = super().run(schedule, until_ns)
-        changed = [
-            [row | self._change(row) for row in part.to_pylist()]
-            for part in (progress.ended, progress.pending)
-        ]
-        return Observation(*(pa.Table.from_pylist(rows, schema=records.PROGRESS) for rows in changed))
+    return Changed(engines(load(words)), changed)
 
 
 def sent_late(row: dict[str, Any], by_ns: int) -> dict[str, Any]:
@@ -177,7 +172,7 @@ def sent_late(row: dict[str, Any], by_ns: int) -> dict[str, Any]:
 def test_a_late_client_does_not_void_a_ramp_step_that_it_cannot_decide() -> None:
     words = ["search=quick"]
     late = lambda row: sent_late(row, 3 * NS // 100 if row["phase"] == "ramp" else 0)  # noqa: E731
-    drive, experiment, _ = driver(words, target=Disturbed(load(words), late))
+    drive, experiment, _ = driver(words, target=disturbed(words, late))
     tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
     steps = [outcome for outcome in drive.windows.outcomes if outcome.plan.kind == "ramp"]
     judged = [step.verdict for step in steps]
@@ -198,7 +193,7 @@ def test_a_late_client_does_not_void_a_ramp_step_that_it_cannot_decide() -> None
 def test_a_short_disturbance_costs_a_repeat_and_not_the_run(change: Any) -> None:
     words = ["search=quick"]
     short = lambda row: change(row) if row["due_ns"] < 3 * NS else {}  # noqa: E731
-    drive, experiment, _ = driver(words, target=Disturbed(load(words), short))
+    drive, experiment, _ = driver(words, target=disturbed(words, short))
     tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
     first, again = drive.windows.outcomes[:2]
     assert first.void and not again.void and again.plan.rate_qps == first.plan.rate_qps

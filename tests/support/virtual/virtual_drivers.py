@@ -1,6 +1,7 @@
 """Drivers over virtual targets, some of which break; starts no Ray."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -53,10 +54,12 @@ def patient(words: list[str]) -> tuple[Driver, Experiment, list[tuple[str, Any]]
     return driver(words, target=Patient(engines(load(words))))
 
 
-def altered(rows: pa.Table, row: dict[str, Any], from_ns: int = 0, until_ns: int = 2**62) -> pa.Table:
-    """The rows due from `from_ns` until `until_ns` with other figures."""
+def altered(
+    rows: pa.Table, row: dict[str, Any], from_ns: int = 0, until_ns: int = 2**62, *, where: Any = True
+) -> pa.Table:
+    """The rows due from `from_ns` until `until_ns`, and where else is said, with other figures."""
     due_ns = rows["due_ns"].to_numpy()
-    chosen = (due_ns >= from_ns) & (due_ns < until_ns)
+    chosen = (due_ns >= from_ns) & (due_ns < until_ns) & where
     if not chosen.any():
         return rows
     for name, value in row.items():
@@ -66,16 +69,23 @@ def altered(rows: pa.Table, row: dict[str, Any], from_ns: int = 0, until_ns: int
     return rows
 
 
-class Altering(VirtualTarget):
-    """A virtual target whose observations are changed before the driver sees them."""
+class Changed(VirtualTarget):
+    """A virtual target whose rows are changed before the driver sees them."""
 
-    def __init__(self, experiment: Experiment, **row: Any) -> None:
-        super().__init__(engines(experiment))
-        self._spoil = row
+    def __init__(self, service: Any, change: Callable[[pa.Table], pa.Table]) -> None:
+        super().__init__(service)
+        self._change = change
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         progress = super().run(schedule, until_ns)
-        return Observation(altered(progress.ended, self._spoil), altered(progress.pending, self._spoil))
+        return Observation(self._change(progress.ended), self._change(progress.pending))
+
+
+class Altering(Changed):
+    """A virtual target whose rows all have these other figures."""
+
+    def __init__(self, experiment: Experiment, **row: Any) -> None:
+        super().__init__(engines(experiment), lambda rows: altered(rows, row))
 
 
 SILENT = dict.fromkeys(("first_token_offset_ns", "last_token_offset_ns"))
@@ -83,38 +93,31 @@ REFUSED = SILENT | {"status": "conn_error", "error_kind": "ConnectionRefusedErro
 UNENDED = SILENT | {"status": records.PENDING, "end_offset_ns": None, "output_tokens": None}
 
 
-class Breaking(VirtualTarget):
+class Breaking(Changed):
     """A virtual target that refuses every connection from `dies_s` until it was `mended`."""
 
-    def __init__(self, experiment: Experiment, dies_s: float) -> None:
-        super().__init__(engines(experiment))
+    def __init__(self, experiment: Experiment, dies_s: float, row: dict[str, Any] = REFUSED) -> None:
         self._dies_ns, self._back_ns = int(dies_s * NS), 2**62
+        super().__init__(engines(experiment), lambda rows: altered(rows, row, self._dies_ns, self._back_ns))
 
     def mended(self, after_s: float) -> None:
         self._now_ns += int(after_s * NS)
         self._back_ns = self._now_ns
-
-    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        progress = super().run(schedule, until_ns)
-        return Observation(*(self._broken(rows, REFUSED) for rows in (progress.ended, progress.pending)))
-
-    def _broken(self, rows: pa.Table, row: dict[str, Any]) -> pa.Table:
-        return altered(rows, row, self._dies_ns, self._back_ns)
 
 
 class Hanging(Breaking):
     """A virtual target whose requests of that time never end, as on a machine without power."""
 
     def __init__(self, experiment: Experiment, dies_s: float) -> None:
-        super().__init__(experiment, dies_s)
+        super().__init__(experiment, dies_s, UNENDED)
         self._stuck: list[pa.Table] = []
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        progress = VirtualTarget.run(self, schedule, until_ns)
-        ended = self._broken(progress.ended, UNENDED)
+        progress = super().run(schedule, until_ns)
+        ended = progress.ended
         stuck = ended.filter(pc.equal(ended["status"], records.PENDING))
         self._stuck += [stuck] if stuck.num_rows else []
-        pending = pa.concat_tables([self._broken(progress.pending, UNENDED), *self._stuck])
+        pending = pa.concat_tables([progress.pending, *self._stuck])
         return Observation(ended.filter(pc.equal(ended["status"], records.OK)), pending)
 
     def fault(self) -> str | None:
