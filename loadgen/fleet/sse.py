@@ -5,7 +5,6 @@ Only events that are not plainly one more token are parsed; what is kept of them
 import json
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from conf.io.one_line import one_line, printable
@@ -119,7 +118,7 @@ class EventReader:
         except (ValueError, RecursionError):
             exchange.fail("http_error", "bad_event", self._redact(data.decode(errors="replace")))
         if place and exchange.text.events > before:
-            self._before, self._after = event[: place.start(1)], _shared(event[place.end(1) :])
+            self._before, self._after = event[: place.start(1)], event[place.end(1) :]
 
     def _message(self, message: dict[str, Any], raw_text: bytes) -> None:
         """Take all facts of one event with its text as JSON has it, or none; ValueError for a wrong type."""
@@ -148,12 +147,6 @@ class EventReader:
             exchange.text.silent_end = 1
         elif output is not None:
             exchange.text.silent += 1
-
-
-@lru_cache(maxsize=16)
-def _shared(ending: bytes) -> bytes:
-    """The same object for equal bytes: the events of all streams end alike, and there may be thousands."""
-    return ending
 
 
 def _output(choice: dict[str, Any], *, is_first: bool) -> str | None:
