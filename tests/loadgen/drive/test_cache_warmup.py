@@ -13,7 +13,7 @@ from loadgen.drive import prepared_load
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import LossRecovery, TargetLost
 from loadgen.drive.prepared_load import UNREPORTED, load_prepared, warm_up
-from loadgen.fleet.rows import Planned, planned
+from loadgen.fleet.rows import Planned, plan_columns, planned
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.search.window_plan import Start, WindowPlan
 from loadgen.traffic.prefix_sharing import with_mean_lengths
@@ -45,8 +45,20 @@ class Cache:
         self.now = max(self.now, until_ns)
         due = [plan for plan in self.plans if plan.due_ns + self.life_s * NS <= self.now]
         self.plans = self.plans[len(due) :]
-        rows = pa.Table.from_pylist([self.row(plan) for plan in due], schema=records.PROGRESS)
-        return Observation(rows, records.PROGRESS.empty_table(), lost_actors=self.lost)
+        count, end_ns = len(due), max(900_000_000, int(self.life_s * NS))
+        rows: dict[str, Any] = plan_columns(due) | {
+            "client_id": np.zeros(count, np.int16),
+            "status": ["ok"] * count,
+            "prompt_tokens": [plan.input_tokens for plan in due],
+            "cached_tokens": [self.cached(plan) for plan in due],
+            "output_tokens": [plan.output_tokens for plan in due],
+            "send_offset_ns": [0] * count,
+            "first_token_offset_ns": [50_000_000] * count,
+            "last_token_offset_ns": [end_ns] * count,
+            "end_offset_ns": [end_ns] * count,
+        }
+        ended = pa.table(records.empty(records.PROGRESS, count) | rows, schema=records.PROGRESS)
+        return Observation(ended, records.PROGRESS.empty_table(), lost_actors=self.lost)
 
     def retract(self) -> None:
         self.plans = []
@@ -54,7 +66,7 @@ class Cache:
     def heal(self) -> bool:
         return False
 
-    def row(self, plan: Planned) -> dict[str, Any]:
+    def cached(self, plan: Planned) -> int | None:
         ends = {"all": plan.shared_tokens}
         if plan.character >= 0:
             persona = plan.character_tokens + plan.persona_tokens
@@ -65,26 +77,7 @@ class Cache:
             self.known[name] = max(self.known.get(name, 0), end)
         if self.fade_s:
             cached = round(cached * max(0.0, 1 - plan.due_ns / NS / self.fade_s))
-        end_ns = max(900_000_000, int(self.life_s * NS))
-        return {
-            "seq": plan.seq,
-            "client_id": 0,
-            "window_index": plan.window_index,
-            "phase": plan.phase,
-            "status": "ok",
-            "due_ns": plan.due_ns,
-            "session_id": plan.session,
-            "requested_input_tokens": plan.input_tokens,
-            "requested_output_tokens": plan.output_tokens,
-            "shared_tokens": plan.shared_tokens,
-            "prompt_tokens": plan.input_tokens,
-            "cached_tokens": cached if self.tells else None,
-            "output_tokens": plan.output_tokens,
-            "send_offset_ns": 0,
-            "first_token_offset_ns": 50_000_000,
-            "last_token_offset_ns": end_ns,
-            "end_offset_ns": end_ns,
-        }
+        return cached if self.tells else None
 
 
 def driver(target: Cache | None = None, experiment: Experiment = CHATS) -> tuple[Driver, list[str]]:

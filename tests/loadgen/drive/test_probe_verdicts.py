@@ -121,6 +121,7 @@ def erratic(seed: int, spread: float) -> Changed:
         stretch = rows["due_ns"].to_numpy() // 10_000_000_000
         lags_ns = [int(1e8 * np.random.default_rng([seed, at]).exponential(spread)) for at in stretch]
         lags_ns = np.where(metrics.status_in(rows, records.OK), lags_ns, 0)
+        lags_ns = np.where(metrics.status_in(rows, records.OK), lags_ns, 0)
         for name in OFFSETS:
             moved = pc.add(rows[name], pa.array(lags_ns, pa.int64()))
             rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), moved)

@@ -63,11 +63,13 @@ def fleet(url: str, folder: RunFolder, actors: Actors, count: int = 2) -> LoadFl
     return LoadFleet(count, actors, plan, folder.shards)
 
 
-def offer(folder: RunFolder, start_ns: int, seconds: float, rate_qps: float = 40.0) -> ArrivalSchedule:
+def offered(target: LoadFleet, folder: RunFolder, seconds: float) -> tuple[ArrivalSchedule, int]:
+    """A schedule that begins in half a second, and when it does."""
+    start_ns = max(0, target.now_ns()) + NS // 2
     bounds = {"window": (start_ns, start_ns + int(seconds * NS))}
-    schedule = Traffic(WORKLOAD).draw(rate_qps, bounds, window_index=0, first_seq=0, seed=3)
+    schedule = Traffic(WORKLOAD).draw(40.0, bounds, window_index=0, first_seq=0, seed=3)
     folder.plan(schedule)
-    return schedule
+    return schedule, start_ns
 
 
 def statuses(rows: Any) -> dict[str, int]:
@@ -86,8 +88,7 @@ def test_actors_share_one_schedule_and_every_request_has_one_row(
 ) -> None:
     folder = RunFolder.create(tmp_path, "whole")
     target = fleet(url, folder, actors)
-    start_ns = max(0, target.now_ns()) + NS // 2
-    schedule = offer(folder, start_ns, 2.0)
+    schedule, start_ns = offered(target, folder, 2.0)
     progress = target.run(schedule, start_ns + 2 * NS + NS // 2)
     assert set(progress.ended["client_id"].to_pylist()) == {0, 1}
     assert {beat["client_id"] for beat in progress.health} == {0, 1} and not progress.lost_actors
@@ -107,8 +108,7 @@ def test_a_killed_actor_is_noticed_and_its_requests_are_lost_not_forgotten(
 ) -> None:
     folder = RunFolder.create(tmp_path, "killed")
     target = fleet(url, folder, actors)
-    start_ns = max(0, target.now_ns()) + NS // 2
-    schedule = offer(folder, start_ns, 60.0)
+    schedule, start_ns = offered(target, folder, 60.0)
     target.run(schedule, start_ns)
     shard = target._shard(target.members[1])
     until(lambda: records.read_shard(shard).num_rows)
@@ -146,8 +146,7 @@ def test_an_actor_on_a_host_without_network_is_waited_for_and_no_row_is_lost(
     folder = RunFolder.create(tmp_path, "cut")
     target = fleet(url, folder, actors)
     monkeypatch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", 3.0)
-    start_ns = max(0, target.now_ns()) + NS // 2
-    schedule = offer(folder, start_ns, 6.0)
+    schedule, start_ns = offered(target, folder, 6.0)
     target.run(schedule, start_ns + NS)
     cut = target.members[1].place
     assert cut is not None
@@ -177,8 +176,7 @@ def test_a_wall_clock_that_is_set_moves_no_request_of_a_replacement(
     until(lambda: target.run(None, target.now_ns()).lost_actors)
     target._clock = replace(target._clock, wall_ns=target._clock.wall_ns - 3600 * NS)
     assert target.heal()
-    start_ns = target.now_ns() + NS // 2
-    schedule = offer(folder, start_ns, 1.0)
+    schedule, start_ns = offered(target, folder, 1.0)
     target.run(schedule, start_ns + NS)
     target.finish(PATIENCE_S)
     check_sent(folder.collect(target.zero_wall_ns))
@@ -212,8 +210,7 @@ def test_no_room_for_the_actors_is_one_line(
 def test_a_shard_from_another_disk_is_fetched(url: str, tmp_path: Path, actors: Actors) -> None:
     folder = RunFolder.create(tmp_path, "remote")
     target = fleet(url, folder, actors, count=1)
-    start_ns = max(0, target.now_ns()) + NS // 2
-    schedule = offer(folder, start_ns, 1.0)
+    schedule, start_ns = offered(target, folder, 1.0)
     target.run(schedule, start_ns + 2 * NS)
     # The actor keeps writing to its own disk; the driver's folder lies elsewhere.
     elsewhere = RunFolder.create(tmp_path, "driver")

@@ -23,12 +23,13 @@ from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.rows import plan_table, planned
 from loadgen.prompts.bodies import UNIQUE_TOKENS, Prompts
 from loadgen.run.samplers import page_figures
-from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import EngineKind
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion
 from tests.support.machine.patience import PATIENCE_S
+from tests.support.prompts.schedules import drawn
 from tests.support.runs.run_folders import facts
 from tests.support.servers.workers import played, started
 from tests.support.virtual.simulated_prefix import simulated
@@ -126,15 +127,10 @@ HALF = load(["workload=smoke", "workload.prefix_hit=.5", "workload.input_tokens.
 REQUESTS = 24
 
 
-def drawn(workload: Workload, streams: int = 0) -> ArrivalSchedule:
-    bounds = {"window": (0, 10 * NS)}
-    return Traffic(workload).draw(20.0, bounds, window_index=0, first_seq=0, seed=1, streams=streams)
-
-
 @pytest.mark.parametrize("streams", [0, 3])
 def test_every_schedule_says_how_much_of_a_prompt_is_shared(streams: int) -> None:
     workload = load(["workload=chat_5600_140_varied", "workload.prefix_hit=.95"]).workload
-    schedule = drawn(workload, streams)
+    schedule = drawn(workload, 20.0, 10, streams=streams)
     expected = [round(0.95 * tokens) for tokens in schedule.input_tokens.tolist()]
     assert schedule.shared_tokens.tolist() == expected
     assert schedule.shard(1, 2).shared_tokens.tolist() == expected[1::2]
@@ -150,14 +146,14 @@ def test_every_schedule_says_how_much_of_a_prompt_is_shared(streams: int) -> Non
 def test_no_prompt_is_shared_whole(input_tokens: int, hit: float, shared: int) -> None:
     words = [f"workload.input_tokens.mean={input_tokens}", f"workload.prefix_hit={hit}"]
     workload = load(["workload=smoke", *words]).workload
-    schedule = drawn(workload)
+    schedule = drawn(workload, 20.0, 10)
     assert set(schedule.shared_tokens.tolist()) == {shared}
     prompts = Prompts(workload, "m", 151936, salt=1)
     assert prompts.body(1, input_tokens, 4, shared) != prompts.body(2, input_tokens, 4, shared)
 
 
 def test_sharing_changes_neither_arrivals_nor_lengths() -> None:
-    plain, shared = (drawn(replace(HALF.workload, prefix_hit=hit)) for hit in (0.0, 0.5))
+    plain, shared = (drawn(replace(HALF.workload, prefix_hit=hit), 20.0, 10) for hit in (0.0, 0.5))
     assert not plain.shared_tokens.any()
     for name in ("due_ns", "input_tokens", "output_tokens"):
         assert np.array_equal(getattr(plain, name), getattr(shared, name))
@@ -216,7 +212,7 @@ def test_the_engines_of_a_virtual_target_share_the_same_prefix() -> None:
     assert isinstance(spec, SimulatedEngine)
     virtual = VirtualService(EngineKind.of(spec, HALF.model, HALF.hardware, HALF.layout))
     target = VirtualTarget(virtual)
-    schedule = drawn(HALF.workload)
+    schedule = drawn(HALF.workload, 20.0, 10)
     progress = target.run(schedule, 60 * NS)
     assert progress.ended["status"].to_pylist() == ["ok"] * len(schedule)
     assert progress.ended["shared_tokens"].to_pylist() == schedule.shared_tokens.tolist()

@@ -11,9 +11,8 @@ from conf.specs.workload import PromptPart
 from loadgen.prompts import templates
 from loadgen.prompts.templates import PromptTemplate, fitted
 from loadgen.prompts.text_pool import Tokenizer
-from loadgen.traffic.schedule import NS
-from loadgen.traffic.traffic import Traffic
 from tests.support.prompts import stub_tokenizers
+from tests.support.prompts.schedules import drawn
 
 SPEC = load(["workload=character"]).workload.conversations
 assert SPEC is not None
@@ -116,9 +115,7 @@ def test_the_oldest_of_the_first_priority_goes_first() -> None:
 
 def test_a_template_is_cut_where_planned_traffic_is() -> None:
     """The same lengths, once rendered and once planned: one rule."""
-    schedule = Traffic(load(["workload=character"]).workload).draw(
-        20.0, {"window": (0, 10 * NS)}, window_index=0, first_seq=0, seed=1
-    )
+    schedule = drawn(load(["workload=character"]).workload, 20.0, 10)
     assert schedule.history_cut is not None and schedule.character_tokens is not None
     assert schedule.persona_tokens is not None
     template = PromptTemplate(

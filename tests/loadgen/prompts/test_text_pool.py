@@ -27,11 +27,10 @@ from loadgen.run import resumption
 from loadgen.run.run_folder import read_files
 from loadgen.studies import calibration_probes, published_ladder
 from loadgen.traffic.prefix_sharing import shared_prefixes
-from loadgen.traffic.schedule import NS
-from loadgen.traffic.traffic import Traffic
 from tests.support.prompts import stub_tokenizers
 from tests.support.prompts.bodies import WORDS, bodies, body, shared_by_plan
 from tests.support.prompts.chats import common
+from tests.support.prompts.schedules import drawn
 
 KINDS = ("token_ids", "text", "chat")
 VOCAB = 151936
@@ -88,10 +87,7 @@ def encoded(body: bytes, folder: Path) -> list[int]:
 
 @cache
 def said(folder: Path) -> list[Planned]:
-    workload = asked(folder, *WORDS).workload
-    return planned(
-        Traffic(workload).draw(3.0, {"window": (0, 150 * NS)}, window_index=0, first_seq=0, seed=1)
-    )
+    return planned(drawn(asked(folder, *WORDS).workload, 3.0, 150))
 
 
 @pytest.mark.slow
@@ -120,9 +116,7 @@ def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(folder: Pa
 )
 def test_what_requests_of_simple_workloads_share_is_as_planned(folder: Path, words: tuple[str, ...]) -> None:
     experiment = asked(folder, *words)
-    schedule = Traffic(experiment.workload).draw(
-        2.0, {"window": (0, 10 * NS)}, window_index=0, first_seq=0, seed=1
-    )
+    schedule = drawn(experiment.workload, 2.0, 10)
     shared, prompts = shared_prefixes(schedule, experiment.workload), bodies(experiment, schedule)
     assert shared is not None and [len(each) for each in prompts] == schedule.input_tokens.tolist()
     for i in range(len(prompts)):

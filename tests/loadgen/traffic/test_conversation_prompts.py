@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from conf import load
 from loadgen.fleet.rows import Planned, planned
 from loadgen.prompts.bodies import Prompts
-from loadgen.traffic.schedule import NS, ArrivalSchedule
-from loadgen.traffic.traffic import Traffic
 from tests.support.prompts.bodies import WORDS, body, shared_by_plan
 from tests.support.prompts.chats import common
+from tests.support.prompts.schedules import drawn
 
 SMALL = load(WORDS).workload
 KINDS = ("token_ids", "text", "chat")
@@ -33,14 +32,9 @@ def tokens(prompts: Prompts, plan: Planned) -> Sequence[Any]:
     return prompt if isinstance(prompt, list) else prompt.split()
 
 
-def said(seconds: float = 200.0, rate_qps: float = 3.0) -> ArrivalSchedule:
-    bounds = {"window": (0, int(seconds * NS))}
-    return Traffic(SMALL).draw(rate_qps, bounds, window_index=0, first_seq=0, seed=1)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(kind: str) -> None:
-    prompts, turns = prompts_of(kind), planned(said(80.0))
+    prompts, turns = prompts_of(kind), planned(drawn(SMALL, 3.0, 80))
     lists = [tokens(prompts, turn) for turn in turns]
     assert all(len(each) == turn.input_tokens for each, turn in zip(lists, turns, strict=True))
     assert len({turn.history_cut for turn in turns}) > 2
@@ -54,7 +48,7 @@ def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(kind: str)
 
 
 def test_another_run_says_nothing_alike() -> None:
-    turn = planned(said())[0]
+    turn = planned(drawn(SMALL, 3.0, 200))[0]
     assert common(tokens(prompts_of("token_ids"), turn), tokens(prompts_of("token_ids", salt=4), turn)) == 0
 
 

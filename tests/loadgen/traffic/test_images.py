@@ -21,13 +21,13 @@ from loadgen.cli.words import with_image_tokens
 from loadgen.fleet.rows import plan_table, planned
 from loadgen.predict.operating_point import Effort, RateSimulator
 from loadgen.prompts.bodies import ImageParts, Prompts
-from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import ApiError, Image, ServedModel
 from serve_apps.simulated.openai_request import PREFIX, SeenImages
+from tests.support.prompts.schedules import drawn
 
 SEEING = ["workload=vision_100_200", "model=qwen3_vl_235b_bf16", "layout=dp1_tp8"]
 SERVED = ServedModel("m", 32768, 151936, block_size=16, image_token_px=32)
@@ -140,9 +140,7 @@ def test_prompts_with_the_same_text_and_other_images_share_blocks_up_to_the_firs
 
 def test_a_schedule_draws_so_many_images_and_every_row_tells_them() -> None:
     experiment = seeing("workload.images.least=0", "workload.images.most=3")
-    schedule = Traffic(experiment.workload).draw(
-        20.0, {"window": (0, 60 * NS)}, window_index=0, first_seq=0, seed=1
-    )
+    schedule = drawn(experiment.workload, 20.0, 60)
     assert schedule.image_tokens is not None
     counts = schedule.image_tokens // experiment.workload.images.tokens
     assert set(counts.tolist()) == {0, 1, 2, 3}

@@ -38,16 +38,12 @@ from serve_apps.engine_model.service.prefixes import session_pieces, trace_piece
 from serve_apps.engine_model.service.service import Replicas, Requests, serve
 from tests.support.prompts.bodies import bodies
 from tests.support.prompts.chats import common
+from tests.support.prompts.schedules import drawn
 from tests.support.runs.verdict_trees import screen
 
 
 def asked(*words: str) -> Experiment:
     return experiment_of("predict", ["cluster.session=fake", *words], None)
-
-
-def drawn(experiment: Experiment, rate_qps: float, seconds: float) -> ArrivalSchedule:
-    bounds = {"window": (0, round(seconds * NS))}
-    return Traffic(experiment.workload).draw(rate_qps, bounds, window_index=0, first_seq=0, seed=1)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +61,7 @@ def drawn(experiment: Experiment, rate_qps: float, seconds: float) -> ArrivalSch
 )
 def test_two_prompts_have_the_blocks_in_common_that_their_bodies_have(words: list[str]) -> None:
     experiment = asked(*words)
-    schedule = drawn(experiment, 1.0, 40.0) if "character" in words[0] else drawn(experiment, 1.0, 20.0)
+    schedule = drawn(experiment.workload, 1.0, 40 if "character" in words[0] else 20)
     shared, prompts = shared_prefixes(schedule, experiment.workload), bodies(experiment, schedule)
     assert shared is not None
     names, ends, _ = session_pieces(*shared)
@@ -88,7 +84,7 @@ def test_two_prompts_have_the_blocks_in_common_that_their_bodies_have(words: lis
 
 def test_without_sessions_prompts_share_one_beginning_and_need_no_fill() -> None:
     plain = asked("workload.prefix_hit=.5")
-    assert shared_prefixes(drawn(plain, 5.0, 5.0), plain.workload) is None
+    assert shared_prefixes(drawn(plain.workload, 5.0, 5), plain.workload) is None
     assert cache_warmup_s(plain.workload, 5.0, 4, 8e6) == 0 and gap_s(plain.workload, 5.0, 4) is None
 
 
@@ -303,6 +299,6 @@ def test_what_is_not_in_the_order_of_the_trace_shares_nothing(tmp_path: Path) ->
         "workload=trace",
     ]
     workload = load([*words, "workload.arrivals.kind=poisson"]).workload
-    drawn = Traffic(workload).draw(1.0, {"window": (0, 10**10)}, window_index=0, first_seq=0, seed=1)
-    assert drawn.begins is None and "not replayed" in trace.cautions(workload)[0]
+    assert drawn(workload, 1.0, 10).begins is None
+    assert "not replayed" in trace.cautions(workload)[0]
     assert trace.cautions(load(words).workload) == []

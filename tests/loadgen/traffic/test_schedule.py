@@ -76,7 +76,9 @@ def test_a_seed_gives_the_same_schedule_in_every_version() -> None:
 
 @pytest.mark.parametrize("first_seq", [0, 1, 64])
 def test_the_first_requests_of_a_closed_loop_are_those_that_fill_it(first_seq: int) -> None:
-    schedule = Traffic(FIXED).closed(100, 32, 0, window_index=0, first_seq=first_seq, seed=1)
+    schedule = Traffic(FIXED).closed(100, 32, 3 * NS, window_index=0, first_seq=first_seq, seed=1)
+    assert [PHASES[i] for i in schedule.phase.tolist()] == ["transition"] * 32 + ["window"] * 68
+    assert (schedule.seq[0], set(schedule.due_ns.tolist())) == (first_seq, {3 * NS})
     for shard in (schedule.shard(i, 3) for i in range(3)):
         filling = shard.phase == PHASES.index("transition")
         assert filling.sum() == shard.concurrency and filling[: shard.concurrency].all()
@@ -302,14 +304,6 @@ def test_a_trace_may_give_its_arrivals_alone(recorded: Workload) -> None:
     schedule = Traffic(own).replay(0, None, window_index=0, first_seq=0, seed=1)
     assert schedule.input_tokens.tolist() == [7] * 5
     assert schedule.output_tokens.tolist() == [1, 2, 3, 4, 5]
-
-
-def test_a_closed_loop_fills_up_before_its_window() -> None:
-    schedule = Traffic(UNIFORM).closed(50, 8, 3 * NS, window_index=0, first_seq=64, seed=1)
-    assert (len(schedule), schedule.concurrency, schedule.seq[0]) == (50, 8, 64)
-    assert set(schedule.due_ns.tolist()) == {3 * NS}
-    assert [PHASES[i] for i in schedule.phase.tolist()] == ["transition"] * 8 + ["window"] * 42
-    assert window().concurrency == 0 and window().shard(0, 3).concurrency == 0
 
 
 def test_lengths_have_the_asked_mean_and_spread() -> None:

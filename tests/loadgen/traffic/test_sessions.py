@@ -28,6 +28,7 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule, turns
 from loadgen.traffic.traffic import Traffic
 from tests.support.machine.patience import PATIENCE_S
+from tests.support.prompts import schedules
 from tests.support.prompts.chats import common
 from tests.support.runs.run_folders import facts
 from tests.support.servers.mock_server import MockServer
@@ -132,25 +133,12 @@ def test_a_session_shares_what_was_asked_and_nothing_more(
     assert long < 17 or common(one, stranger) == 0
 
 
-def test_what_all_prompts_share_comes_before_what_a_session_does() -> None:
-    prompts = prompts_of("token_ids", 0.9, 0.5)
-    one, other, stranger = (tokens(prompts, seq, 1000, user, 500) for seq, user in ((1, 4), (2, 4), (3, 5)))
-    assert common(one, other) == 900
-    assert common(one, stranger) == common(other, stranger) == 500
-    assert common(one, tokens(prompts, 4, 1000, None, 500)) == 500
-
-
-def test_a_request_without_a_session_is_as_it_was() -> None:
-    plain = Prompts(replace(CHATS, sessions=0, session_hit=0.0), "m", 151936, salt=3)
-    assert plain.body(7, 5600, 140, 100) == prompts_of("token_ids").body(7, 5600, 140, 100)
-
-
 # --- the wire -------------------------------------------------------------------------------------------
 
 
 def sent(folder: Path, workload: Workload, urls: int, sticky: bool) -> tuple[list[list[str]], pa.Table]:
     """The session headers that each of so many servers got, and the rows of the worker that sent them."""
-    schedule = Traffic(workload).draw(200.0, {"window": (0, NS // 4)}, window_index=0, first_seq=0, seed=1)
+    schedule = schedules.drawn(workload, 200.0, 0.25)
     shard = ArrowStream(folder / "shard.arrow")
     servers = [MockServer() for _ in range(urls)]
 

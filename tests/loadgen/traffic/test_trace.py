@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from conf import ConfigError, load
 from conf.specs.experiment import Arrivals, Lengths
 from loadgen.traffic import trace
-from loadgen.traffic.traffic import Traffic
+from tests.support.prompts.schedules import drawn
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 AZURE = HEADER + "".join(
@@ -311,9 +311,8 @@ def test_lengths_of_a_span_are_the_latest_before_it(tmp_path: Path) -> None:
 def test_records_are_a_workload_that_is_scaled_to_a_rate(tmp_path: Path) -> None:
     records(tmp_path, 0, lines((1.0, "Gamma", 1.0), (1.0, "Gamma", 1.0)))
     words = ["workload=trace", f"workload.trace={tmp_path}", "workload.trace_span_s=600"]
-    traffic = Traffic(load(words).workload)
-    drawn = traffic.draw(5.0, {"window": (0, 600 * 10**9)}, window_index=0, first_seq=0, seed=1)
-    assert len(drawn) == pytest.approx(3000, rel=0.02) and drawn.begins is None
+    schedule = drawn(load(words).workload, 5.0, 600)
+    assert len(schedule) == pytest.approx(3000, rel=0.02) and schedule.begins is None
 
 
 TWO = lines((1.0, "Gamma", 1.0), (1.0, "Gamma", 1.0))
