@@ -288,12 +288,12 @@ def _engine_model(experiment: Experiment) -> tuple[Tree, ServeFront]:
 
 def _vllm(experiment: Experiment, engine: VllmEngine) -> tuple[Tree, ServeFront]:
     from cluster.ray_session.own_machine import serve_environment
-    from serve_apps.vllm_engine.config_file import environment
-    from serve_apps.vllm_engine.rendering import RenderingInput, render
+    from serve_apps.vllm_engine.config_file import VllmService, environment
+    from serve_apps.vllm_engine.rendering import render
     from serve_apps.vllm_recipes import vllm_flags
 
     version = engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
-    rendering = render(RenderingInput(experiment, version))
+    rendering = render(VllmService(experiment, version))
     if rendering.application is None:
         raise RunError(f"{FLAG}: {rendering.notes[0]}")
     options = dict(rendering.application)

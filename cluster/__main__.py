@@ -222,11 +222,11 @@ def _serve_config(experiment: Experiment, weights: str) -> tuple[dict[str, Any],
 
 def _recipe_input(experiment: Experiment, engine: VllmEngine, installed: str) -> Any:
     """The input of a vLLM recipe, for the installed version, else that of the words, else the newest."""
-    from serve_apps.vllm_engine import rendering
+    from serve_apps.vllm_engine.config_file import VllmService
     from serve_apps.vllm_recipes import vllm_flags
 
     version = installed or engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
-    return rendering.RenderingInput(experiment, version)
+    return VllmService(experiment, version)
 
 
 def _deliver(files: dict[str, str], out: str) -> int:

@@ -30,8 +30,8 @@ from conf.specs.experiment import VllmEngine
 from loadgen.traffic import trace
 from loadgen.traffic.traffic import Traffic
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm
-from serve_apps.vllm_engine.config_file import environment
-from serve_apps.vllm_engine.rendering import Rendering, RenderingInput, calibration_text, render
+from serve_apps.vllm_engine.config_file import VllmService, environment
+from serve_apps.vllm_engine.rendering import Rendering, calibration_text, render
 from serve_apps.vllm_recipes import recipes, vllm_flags
 from serve_apps.vllm_recipes.model_folder import write_folder
 
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _specs(words: Sequence[str]) -> RenderingInput:
+def _specs(words: Sequence[str]) -> VllmService:
     """The deployment that the words describe."""
     renamed = [f"engine.{word}" if word.startswith(f"{VERSION}=") else word for word in words]
     chosen = [] if any(word.startswith("engine=") for word in words) else ["engine=vllm"]
@@ -96,7 +96,7 @@ def _specs(words: Sequence[str]) -> RenderingInput:
     engine = experiment.engine
     if not isinstance(engine, VllmEngine):
         raise ConfigError(f"engine={engine.kind} is not vLLM; choose engine=vllm or leave it out")
-    return RenderingInput(experiment, _version(engine, experiment))
+    return VllmService(experiment, _version(engine, experiment))
 
 
 def _render(words: Sequence[str]) -> Rendering:

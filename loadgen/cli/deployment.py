@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +15,7 @@ from cluster.preflight.preflight import expected_of, inspect
 from cluster.ray_session.session import Session, open_session
 from conf import Experiment
 from conf.io.http_get import DEFAULT_ACCESS
-from conf.specs.experiment import SimulatedEngine, VllmEngine
+from conf.specs.experiment import SimulatedEngine
 from loadgen.cli.service import Hosts, warming_requests, watched
 from loadgen.fleet.ray_actors import RayActors
 from loadgen.run.endpoint import TargetError, models_of
@@ -47,30 +46,29 @@ def service_plan(experiment: Experiment) -> ServicePlan:
             per_node=experiment.streams > 0,
             start_s=SIMULATED_START_S,
         )
-    assert isinstance(experiment.engine, VllmEngine)
-    return _vllm(experiment, experiment.engine)
+    return _vllm(experiment)
 
 
-def _vllm(experiment: Experiment, spec: VllmEngine) -> ServicePlan:
-    model, layout, routing = experiment.model, experiment.layout, experiment.routing
+def _vllm(experiment: Experiment) -> ServicePlan:
     tokens = Traffic(experiment.workload).longest_request_tokens, round(experiment.workload.prompt_tokens)
-    ready = with_folder(prepared(spec, model, layout, experiment.hardware, *tokens), model)
-    engine, recipe = ready.engine, ready.recipe
-    known_bytes = {} if engine.kind == "vllm_emulated" else {"weight_bytes": weight_bytes(model)}
-    replicas, prefill_replicas = experiment.replicas, experiment.prefill_replicas
+    service, recipe = prepared(experiment, *tokens)
+    engine, experiment = service.engine, with_folder(experiment)
+    emulated = engine.kind == "vllm_emulated"
+    known_bytes = {} if emulated else {"weight_bytes": weight_bytes(experiment.model)}
     return ServicePlan(
-        app_name=application_name(replace(experiment, engine=engine)),
-        build=app.vllm_app(engine, model, layout, routing, recipe, experiment.cluster.nodes),
+        app_name=application_name(experiment),
+        build=app.vllm_app(experiment, recipe),
         built_in_cluster=True,
-        replicas=replicas * app.answering(engine, layout),
+        replicas=app.answering(experiment),
         warmup=WarmupRequests(*warming_requests(experiment)),
-        engines=app.engines_prefix(engine, layout),
-        prefill_replicas=prefill_replicas,
+        engines=app.engines_prefix(experiment),
+        prefill_replicas=experiment.prefill_replicas,
         prefill_engines=app.PREFILL,
         per_node=experiment.streams > 0,
-        engine=ready.described() | known_bytes,
+        engine=service.described(recipe) | known_bytes,
         # On machines without a GPU all processes must know that, not only the replicas.
-        environment=config_file.environment(engine, routing) | (recipe.env if engine.kind != "vllm" else {}),
+        environment=config_file.environment(engine, experiment.routing)
+        | (recipe.env if engine.kind != "vllm" else {}),
         start_s=engine.start_timeout_s,
     )
 

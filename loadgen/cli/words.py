@@ -370,6 +370,6 @@ def _refuse_vllm(spec: VllmEngine, experiment: Experiment) -> None:
                 f"engine=vllm needs GPUs, which cluster={experiment.cluster.name} only pretends to have; use "
                 "cluster=mi325x_1n in a Ray cluster of GPU nodes, or engine=vllm_emulated here"
             )
-        prepared(spec, experiment.model, experiment.layout, experiment.hardware, tokens)
+        prepared(experiment, tokens)
     except ValueError as error:
         raise ConfigError(str(error)) from error

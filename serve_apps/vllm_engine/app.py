@@ -21,7 +21,7 @@ from ray import serve
 from ray.serve import Application
 
 from conf.ray_patches import model_card
-from conf.specs.experiment import Layout, Model, Routing, VllmEngine
+from conf.specs.experiment import Experiment, Routing, VllmEngine
 from serve_apps.routing.asgi import Forwarding, StampedApp
 from serve_apps.routing.serve_routers import (
     LOOPBACK,
@@ -46,30 +46,32 @@ PREFILL, DECODE = "Prefill:", "Decode:"
 PROCESSES = "VllmProcess"
 
 
-def engines_prefix(engine: VllmEngine, layout: Layout) -> str:
+def engines_prefix(experiment: Experiment) -> str:
     """Beginning of the names of the deployments whose replicas are engines that answer."""
-    if layout.prefill is not None:
+    if experiment.layout.prefill is not None:
         return DECODE
-    return PROCESSES if engine.server == "process" else ENGINES
+    return PROCESSES if is_process(experiment) else ENGINES
 
 
-def answering(engine: VllmEngine, layout: Layout) -> int:
-    """Replicas of Serve's for each of ours: behind `ray.serve.llm` each data-parallel rank is one."""
-    return 1 if engine.server == "process" else layout.data_parallel
+def is_process(experiment: Experiment) -> bool:
+    """True if replicas are vLLM's own server processes, not those of `ray.serve.llm`."""
+    return isinstance(experiment.engine, VllmEngine) and experiment.engine.server == "process"
 
 
-def vllm_app(
-    engine: VllmEngine, model: Model, layout: Layout, routing: Routing, recipe: Recipe, nodes: int
-) -> Callable[[], Application]:
-    """A function that builds the application of the engines of `nodes`, in the cluster.
+def answering(experiment: Experiment) -> int:
+    """Replicas of Serve's that answer: behind `ray.serve.llm` each data-parallel rank is one."""
+    return experiment.replicas * (1 if is_process(experiment) else experiment.layout.data_parallel)
+
+
+def vllm_app(experiment: Experiment, recipe: Recipe) -> Callable[[], Application]:
+    """A function that builds the application of the engines of all nodes, in the cluster.
 
     Behind HAProxy requests go straight to the replicas, as with the simulated engine: HAProxy balances them,
     or asks a request router for each. With the Python proxy they and their tokens pass Ray's OpenAI ingress.
     """
-    if engine.server != "process":
-        return partial(application, arguments(engine, model, layout, routing, recipe, nodes))
-    replicas, bundle = nodes * layout.replicas_per_node, one_bundle(engine, layout)
-    return partial(_process_app, engine, model, routing, recipe, replicas, bundle)
+    if is_process(experiment):
+        return partial(_process_app, experiment, recipe)
+    return partial(application, arguments(experiment, recipe))
 
 
 def application(args: Mapping[str, Any]) -> Application:
@@ -141,17 +143,12 @@ def _split(args: Mapping[str, Any], routing: Routing) -> Application:
     )
 
 
-def _process_app(
-    engine: VllmEngine,
-    model: Model,
-    routing: Routing,
-    recipe: Recipe,
-    replicas: int,
-    bundle: dict[str, float],
-) -> Application:
+def _process_app(experiment: Experiment, recipe: Recipe) -> Application:
     from serve_apps.vllm_engine.app import VllmProcessReplica
 
-    options = OPTIONS | engine_options(PROCESSES, replicas, [bundle], routing)
+    engine, bundle = experiment.engine, one_bundle(experiment, experiment.layout)
+    assert isinstance(engine, VllmEngine)
+    options = OPTIONS | engine_options(PROCESSES, experiment.replicas, [bundle], experiment.routing)
     options["ray_actor_options"] = {
         "num_cpus": bundle.get("CPU", 0.0),
         # Ray then tells this replica alone which devices are its own.
@@ -159,8 +156,8 @@ def _process_app(
         "runtime_env": {"env_vars": dict(recipe.env)},
     }
     deployment = serve.deployment(**options)(serve.ingress()(VllmProcessReplica))
-    app = deployment.bind(module_command(recipe, model, engine.model_path), engine.start_timeout_s)
-    return behind_router(app, routing)
+    words = module_command(recipe, experiment.model, engine.model_path)
+    return behind_router(deployment.bind(words, engine.start_timeout_s), experiment.routing)
 
 
 POLL_S = 0.5

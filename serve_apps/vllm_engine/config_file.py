@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from conf.specs.experiment import Hardware, Layout, Model, Routing, VllmEngine
+from conf.specs.experiment import Experiment, Layout, Model, Routing, VllmEngine
 from conf.specs.routing import TEXT_POLICIES
 from serve_apps.engine_model.cost.architecture import weight_bytes
 from serve_apps.routing.policies import NO_QUEUE_LIMIT, router_options
@@ -27,45 +27,53 @@ INSTALL = "make vllm, then .venv-vllm/bin/python -m loadgen ..."
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """An engine whose `model_path` is set where we write the folder, its recipe, and the version it is for.
+class VllmService:
+    """An experiment on vLLM, and the version of that; empty if it is not installed here."""
 
-    `vllm_version` is that of this machine, empty where vLLM is on the nodes only.
-    """
+    experiment: Experiment
+    version: str
 
-    engine: VllmEngine
-    recipe: Recipe
-    vllm_version: str
+    @property
+    def engine(self) -> VllmEngine:
+        assert isinstance(self.experiment.engine, VllmEngine)
+        return self.experiment.engine
 
-    def described(self) -> dict[str, Any]:
+    def recipe(self, by_hand: bool = False) -> Recipe:
+        """The recipe of a deployment, or of vLLM's own servers, which a person starts.
+
+        It is that of both sides of a split layout, for an emulated engine with what switches emulation on.
+        Raises ValueError as `resolve` and `emulated` do.
+        """
+        model, hardware, layout = self.experiment.model, self.experiment.hardware, self.experiment.layout
+        engine = replace(self.engine, server="process") if by_hand else self.engine
+        recipe = resolve(engine, model, layout, self.version, hardware, deployed=not by_hand)
+        return emulated(recipe, engine, model, hardware, layout)
+
+    def described(self, recipe: Recipe) -> dict[str, Any]:
         """The engine as the manifest keeps it; of a split layout the decode engines, and `prefill`."""
-        prefill = self.recipe.prefill
+        prefill = recipe.prefill
         return {
             "kind": self.engine.kind,
             "server": self.engine.server,
-            "vllm": self.vllm_version or None,
-            "args": self.recipe.args,
-            "env": self.recipe.env,
-            "notes": list(self.recipe.notes),
+            "vllm": self.version or None,
+            "args": recipe.args,
+            "env": recipe.env,
+            "notes": list(recipe.notes),
             **({"prefill": {"args": prefill.args, "env": prefill.env}} if prefill else {}),
         }
 
 
 def prepared(
-    engine: VllmEngine,
-    model: Model,
-    layout: Layout,
-    hardware: Hardware,
-    request_tokens: int,
-    prompt_tokens: int = 0,
-) -> Prepared:
-    """The engine's recipe, checked as far as possible without the nodes.
+    experiment: Experiment, request_tokens: int, prompt_tokens: int = 0
+) -> tuple[VllmService, Recipe]:
+    """The service and its recipe, checked as far as possible without the nodes.
 
     The longest request has `request_tokens`, its answer included; a usual prompt has `prompt_tokens`.
     Writes nothing: `with_folder` does. Raises ValueError with the remedy for what cannot be deployed.
     """
-    installed = installed_vllm()
-    _refuse_version(engine, installed)
+    service = VllmService(experiment, installed_vllm())
+    engine, model = service.engine, experiment.model
+    _refuse_version(engine, service.version)
     _refuse_folder(engine)
     model_bytes = weight_bytes(model)
     if engine.kind == "vllm_cpu" and not engine.model_path and model_bytes > MOST_CPU_BYTES:
@@ -73,34 +81,22 @@ def prepared(
             f"engine=vllm_cpu would write {model_bytes / 1e9:.0f} GB of random weights of {model.name}; use "
             "model=tiny_qwen3_moe layout=dp1_tp1 workload=smoke, or give engine.model_path=FOLDER"
         )
-    recipe = recipe_of(engine, model, layout, installed, hardware)
+    recipe = service.recipe()
     notes = check_request(recipe, model, request_tokens, prompt_tokens)
-    if not installed and not engine.vllm_version:
+    if not service.version and not engine.vllm_version:
         newest = vllm_flags.text(vllm_flags.NEWEST)
         notes = (*notes, f"no vLLM here: flags are those of {newest}; set engine.vllm_version to the nodes'")
-    return Prepared(engine, replace(recipe, notes=(*recipe.notes, *notes)), installed)
+    return service, replace(recipe, notes=(*recipe.notes, *notes))
 
 
-def recipe_of(
-    engine: VllmEngine, model: Model, layout: Layout, version: str, hardware: Hardware, deployed: bool = True
-) -> Recipe:
-    """The recipe, of both sides of a split layout; for an emulated engine with what switches emulation on.
-
-    Raises ValueError as `resolve` and `emulated` do.
-    """
-    return emulated(
-        resolve(engine, model, layout, version, hardware, deployed), engine, model, hardware, layout
-    )
-
-
-def with_folder(ready: Prepared, model: Model) -> Prepared:
-    """The same with the model's folder written here, if none is named and none is downloaded."""
-    engine = ready.engine
-    if engine.kind == "vllm" or engine.model_path:
-        return ready
+def with_folder(experiment: Experiment) -> Experiment:
+    """The experiment with its model's folder written here, if none is named and none is downloaded."""
+    engine, model = experiment.engine, experiment.model
+    if not isinstance(engine, VllmEngine) or engine.kind == "vllm" or engine.model_path:
+        return experiment
     weights = engine.kind == "vllm_cpu"
     folder = write_folder(model, folder_of(model, weights), weights=weights)
-    return replace(ready, engine=replace(engine, model_path=str(folder)))
+    return replace(experiment, engine=replace(engine, model_path=str(folder)))
 
 
 def folder_of(model: Model, weights: bool) -> Path:
@@ -172,14 +168,12 @@ def environment(engine: VllmEngine, routing: Routing) -> dict[str, str]:
     return variables
 
 
-def arguments(
-    engine: VllmEngine, model: Model, layout: Layout, routing: Routing, recipe: Recipe, nodes: int
-) -> Tree:
-    """Arguments of `OUR_BUILDER` for the engines of `nodes`; of a split layout decode engines answer."""
+def arguments(experiment: Experiment, recipe: Recipe) -> Tree:
+    """Arguments of `OUR_BUILDER` for the engines of all nodes; of a split layout decode engines answer."""
     configs: Tree = {}
-    replicas = nodes * layout.replicas_per_node
+    layout, routing = experiment.layout, experiment.routing
     if layout.prefill_side is None:
-        answers = llm_config(engine, model, layout, recipe, replicas)
+        answers = llm_config(experiment, layout, recipe)
         configs["llm_configs"] = [answers]
     else:
         assert recipe.prefill is not None, "a split layout has two recipes"
@@ -188,7 +182,7 @@ def arguments(
             "decode": (layout.decode_side, recipe),
         }
         for side, (engines, own) in sides.items():
-            config = llm_config(engine, model, engines, own, nodes * engines.replicas_per_node, layout)
+            config = llm_config(experiment, engines, own)
             config["experimental_configs"] |= kv_transfer.ray_ports(layout, side)
             configs[f"{side}_config"] = config
         configs["prefill_config"]["deployment_config"] |= deepcopy(OPTIONS)
@@ -199,7 +193,7 @@ def arguments(
     if routing.data_path == "python_proxy":
         # As many of Ray's OpenAI ingress as there are engines behind it.
         configs["ingress_deployment_config"] = {
-            "num_replicas": replicas,
+            "num_replicas": experiment.replicas,
             "max_ongoing_requests": NO_QUEUE_LIMIT,
             "ray_actor_options": {"num_cpus": 0},
         }
@@ -262,21 +256,16 @@ def near(devices: Sequence[int], gpus_per_node: int) -> list[str]:
     return ["numactl", f"--cpunodebind={min(nodes)}", f"--membind={min(nodes)}"] if len(nodes) == 1 else []
 
 
-def llm_config(
-    engine: VllmEngine,
-    model: Model,
-    layout: Layout,
-    recipe: Recipe,
-    replicas: int,
-    split: Layout | None = None,
-) -> dict[str, Any]:
-    """The fields of a `ray.serve.llm.LLMConfig` as plain data: `replicas` independent engines, a fixed count.
+def llm_config(experiment: Experiment, layout: Layout, recipe: Recipe) -> dict[str, Any]:
+    """The fields of a `ray.serve.llm.LLMConfig` as plain data: independent engines on all nodes.
 
-    With data-parallel ranks each rank is a replica of Serve's with GPUs of its own, and `replicas` counts the
-    groups, as Ray's builder does; Ray then packs a group, on one node if it fits. The bundles of a replica
-    are on one node (STRICT_PACK: the default may span nodes), one bundle for each GPU, as vLLM's Ray executor
-    needs them. `layout` is that of the engines: one side of `split`, if that is given.
+    With data-parallel ranks each rank is a replica of Serve's with GPUs of its own, and `num_replicas` counts
+    the groups, as Ray's builder does; Ray then packs a group, on one node if it fits. The bundles of a
+    replica are on one node (STRICT_PACK: the default may span nodes), one bundle for each GPU, as vLLM's Ray
+    executor needs them. `layout` is that of the engines: of a split layout one side.
     """
+    engine, model = experiment.engine, experiment.model
+    assert isinstance(engine, VllmEngine)
     on_gpus = engine.kind == "vllm"
     config: dict[str, Any] = {
         "model_loading_config": {
@@ -290,13 +279,11 @@ def llm_config(
         "accelerator_config": {"kind": "gpu" if on_gpus else "cpu"},
         "placement_group_config": {
             # Without GPUs one process serves: pretended ones only keep a node's replicas apart.
-            "bundles": (
-                _one_per_gpu(engine, layout, split) if on_gpus else [one_bundle(engine, layout, split)]
-            ),
+            "bundles": _one_per_gpu(experiment, layout) if on_gpus else [one_bundle(experiment, layout)],
             "strategy": "STRICT_PACK",
         },
         "deployment_config": {
-            "num_replicas": replicas,
+            "num_replicas": experiment.cluster.nodes * layout.replicas_per_node,
             "max_ongoing_requests": NO_QUEUE_LIMIT,
             "max_queued_requests": -1,
             "ray_actor_options": {"num_cpus": 0},
@@ -311,26 +298,26 @@ def llm_config(
     return config
 
 
-def one_bundle(engine: VllmEngine, layout: Layout, split: Layout | None = None) -> dict[str, float]:
+def one_bundle(experiment: Experiment, layout: Layout) -> dict[str, float]:
     """The resources of a replica that is one process to Ray, with what chooses its node."""
-    own = _share_of_node(engine, layout, split)
-    if engine.accelerator_type:
+    own, engine = _share_of_node(experiment, layout), experiment.engine
+    if isinstance(engine, VllmEngine) and engine.accelerator_type:
         own[f"accelerator_type:{engine.accelerator_type}"] = 0.001  # the share that Ray itself requires
     return layout.replica_resources | own
 
 
-def _one_per_gpu(engine: VllmEngine, layout: Layout, split: Layout | None) -> list[dict[str, float]]:
+def _one_per_gpu(experiment: Experiment, layout: Layout) -> list[dict[str, float]]:
     """A bundle for each GPU of a rank; the first also has the CPU share and a share of the node."""
     gpus = [{"GPU": 1.0} for _ in range(layout.tensor_parallel)]
-    share = {
-        name: part / layout.data_parallel for name, part in _share_of_node(engine, layout, split).items()
-    }
+    node = _share_of_node(experiment, layout)
+    share = {name: part / layout.data_parallel for name, part in node.items()}
     return [{**layout.replica_resources, "GPU": 1.0, **share}, *gpus[1:]]
 
 
-def _share_of_node(engine: VllmEngine, layout: Layout, split: Layout | None) -> dict[str, float]:
+def _share_of_node(experiment: Experiment, layout: Layout) -> dict[str, float]:
     """All engines of a node together have one unit of the resource, on a split node by their GPUs."""
-    if not engine.node_resource:
+    engine, whole = experiment.engine, experiment.layout
+    if not isinstance(engine, VllmEngine) or not engine.node_resource:
         return {}
-    share = layout.gpus_per_replica / split.gpus_per_node if split else 1.0 / layout.replicas_per_node
+    share = layout.gpus_per_replica / whole.gpus_per_node if whole.prefill else 1.0 / layout.replicas_per_node
     return {engine.node_resource: share}

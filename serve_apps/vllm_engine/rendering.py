@@ -12,10 +12,10 @@ import yaml
 
 from conf.io import bounded_yaml
 from conf.io.one_line import one_line
-from conf.specs.experiment import Experiment, Layout, Model, Routing, SimulatedEngine, VllmEngine
+from conf.specs.experiment import Experiment, Layout, Model, Routing, SimulatedEngine
 from serve_apps.engine_model.cost.architecture import kv_blocks
 from serve_apps.vllm_engine import config_file
-from serve_apps.vllm_engine.config_file import near, own_caches, recipe_of
+from serve_apps.vllm_engine.config_file import VllmService, near, own_caches
 from serve_apps.vllm_recipes import kv_transfer
 from serve_apps.vllm_recipes.kv_transfer import TRANSFER, Side
 from serve_apps.vllm_recipes.recipes import Recipe, command, flags, module_command
@@ -113,76 +113,53 @@ class Rendering:
         return "\n".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class RenderingInput:
-    """An experiment on a real vLLM, and the version of that."""
-
-    experiment: Experiment
-    version: str
-
-    @property
-    def engine(self) -> VllmEngine:
-        assert isinstance(self.experiment.engine, VllmEngine)
-        return self.experiment.engine
-
-    @property
-    def devices(self) -> str:
-        """The variable that limits which GPUs a process sees."""
-        return "HIP_VISIBLE_DEVICES" if "gfx" in self.experiment.hardware.arch else "CUDA_VISIBLE_DEVICES"
-
-    def recipe(self, by_hand: bool = False) -> Recipe:
-        """The recipe of a deployment, or of vLLM's own servers, which a person starts. Raises ValueError."""
-        experiment = self.experiment
-        engine = replace(self.engine, server="process") if by_hand else self.engine
-        return recipe_of(
-            engine, experiment.model, experiment.layout, self.version, experiment.hardware, not by_hand
-        )
+def devices_variable(experiment: Experiment) -> str:
+    """The variable that limits which GPUs a process sees."""
+    return "HIP_VISIBLE_DEVICES" if "gfx" in experiment.hardware.arch else "CUDA_VISIBLE_DEVICES"
 
 
-def render(specs: RenderingInput) -> Rendering:
+def render(service: VllmService) -> Rendering:
     """The commands and the configuration. Raises ValueError for a contradiction, as a deployment would."""
-    application, notes = _application(specs)
-    by_hand, layout = specs.recipe(by_hand=True), specs.experiment.layout
+    application, notes = _application(service)
+    by_hand, layout = service.recipe(by_hand=True), service.experiment.layout
     started: tuple[Process, ...] = ()
     proxy: list[str] = []
     if by_hand.prefill is None or layout.prefill_side is None:
-        started = _processes(specs, by_hand, layout)
+        started = _processes(service, by_hand, layout)
     else:
-        prefill = _processes(specs, by_hand.prefill, layout.prefill_side, "prefill")
-        answering = _processes(specs, by_hand, layout.decode_side, "decode", len(prefill))
+        prefill = _processes(service, by_hand.prefill, layout.prefill_side, "prefill")
+        answering = _processes(service, by_hand, layout.decode_side, "decode", len(prefill))
         started = (*prefill, *answering)
         proxy = kv_transfer.proxy(
             layout, [process.port for process in prefill], [process.port for process in answering]
         )
-        if specs.experiment.cluster.nodes > 1:
+        if service.experiment.cluster.nodes > 1:
             notes = (*notes, SEVERAL_NODES)
     all_notes = tuple(dict.fromkeys((*by_hand.notes, *notes)))
-    return Rendering(specs.version, started, application, all_notes, tuple(proxy))
+    return Rendering(service.version, started, application, all_notes, tuple(proxy))
 
 
-def _application(specs: RenderingInput) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+def _application(service: VllmService) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """The Serve config and notes; None for what only vLLM's own server can run."""
-    engine = specs.engine
+    engine = service.engine
     if engine.server == "process":
-        specs.recipe()  # a deployment refuses what a person may still start
+        service.recipe()  # a deployment refuses what a person may still start
         return None, (
             "no Ray Serve config: with engine.server=process a deployment of ours runs the commands, without "
             "numactl and on devices and ports that are free",
         )
     try:
-        recipe = specs.recipe()
+        recipe = service.recipe()
     except ValueError as error:
         if engine.recipe != "published" or "distributed_executor_backend" in engine.args:
             raise
         return None, (f"no Ray Serve config: {error}",)
-    parts = engine, specs.experiment.model, specs.experiment.layout, specs.experiment.routing, recipe
-    tree = config_file.application(
-        specs.experiment.routing, config_file.arguments(*parts, specs.experiment.cluster.nodes)
-    )
+    routing = service.experiment.routing
+    tree = config_file.application(routing, config_file.arguments(service.experiment, recipe))
     # As in a sweep there is one front, on the head node, so that one balancer sees all requests.
     http = {"host": LOOPBACK, "keep_alive_timeout_s": KEEP_ALIVE_S}
     application = {"proxy_location": "HeadOnly", "http_options": http, "applications": [tree]}
-    return application, (*recipe.notes, *_routing_notes(specs.experiment.routing, tree))
+    return application, (*recipe.notes, *_routing_notes(routing, tree))
 
 
 def _routing_notes(routing: Routing, application: dict[str, Any]) -> tuple[str, ...]:
@@ -197,39 +174,43 @@ def _routing_notes(routing: Routing, application: dict[str, Any]) -> tuple[str, 
 
 
 def _processes(
-    specs: RenderingInput, recipe: Recipe, layout: Layout, side: Side | None = None, before: int = 0
+    service: VllmService, recipe: Recipe, layout: Layout, side: Side | None = None, before: int = 0
 ) -> tuple[Process, ...]:
     """The engines of a node, all or those of a `side` of a split layout; `before` others come first."""
     engines = range(layout.replicas_per_node)
     return tuple(
-        _process(specs, recipe, layout, side, index, FIRST_PORT + before + index) for index in engines
+        _process(service, recipe, layout, side, index, FIRST_PORT + before + index) for index in engines
     )
 
 
 def _process(
-    specs: RenderingInput, recipe: Recipe, layout: Layout, side: Side | None, index: int, port: int
+    service: VllmService, recipe: Recipe, layout: Layout, side: Side | None, index: int, port: int
 ) -> Process:
     """Engine `index` of its side on a node, with its devices, port, caches and NUMA node."""
-    engine = specs.engine
+    engine = service.engine
     if side is not None:
         gpus = recipe.args["tensor_parallel_size"]
-        env, extra = kv_transfer.by_hand(specs.experiment.layout, side, index, gpus, port)
+        env, extra = kv_transfer.by_hand(service.experiment.layout, side, index, gpus, port)
         config = kv_transfer.over(recipe.args[TRANSFER], {EXTRA: extra} if extra else {})
         recipe = replace(recipe, args={**recipe.args, TRANSFER: config}, env={**recipe.env, **env})
     address = ["--host", LOOPBACK, "--port", str(port)]
     if engine.kind != "vllm":  # CPU builds bring no `vllm` command that starts
-        words = [*SERVER_MODULE, *module_command(recipe, specs.experiment.model, engine.model_path), *address]
+        words = [
+            *SERVER_MODULE,
+            *module_command(recipe, service.experiment.model, engine.model_path),
+            *address,
+        ]
         return Process((), port, dict(recipe.env), tuple(words), side or "")
     gpus = layout.gpus_per_replica
     first = index * gpus
     if side == "decode":  # prefill engines have the first GPUs of a node
-        first += specs.experiment.layout.gpus_per_node - specs.experiment.layout.decode_side.gpus_per_node
+        first += service.experiment.layout.gpus_per_node - service.experiment.layout.decode_side.gpus_per_node
     devices = tuple(range(first, first + gpus))
-    own = {specs.devices: ",".join(map(str, devices))}
+    own = {devices_variable(service.experiment): ",".join(map(str, devices))}
     if layout.replicas_per_node > 1 or side:
         own |= own_caches(devices, "$HOME")
-    words = [*near(devices, specs.experiment.cluster.gpus_per_node), "vllm", "serve"]
-    words += [*command(recipe, specs.experiment.model, engine.model_path), *address]
+    words = [*near(devices, service.experiment.cluster.gpus_per_node), "vllm", "serve"]
+    words += [*command(recipe, service.experiment.model, engine.model_path), *address]
     return Process(devices, port, own | recipe.env, tuple(words), side or "")
 
 
@@ -272,13 +253,13 @@ def fits(case: str, longest: int, most_tokens: int, room: int) -> bool:
     return step <= most_tokens and held <= room
 
 
-def calibration_text(specs: RenderingInput, machine: Sequence[str]) -> str:
+def calibration_text(service: VllmService, machine: Sequence[str]) -> str:
     """The command for the first engine of a node, then what to do with its file.
 
     `machine` are the words that chose model, hardware and layout. Raises ValueError for a version or layout
     without such times, and for weights that do not fit.
     """
-    version, layout = specs.version, specs.experiment.layout
+    version, layout = service.version, service.experiment.layout
     number = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if number < LEAST_VERSION:
         raise ValueError(
@@ -290,11 +271,11 @@ def calibration_text(specs: RenderingInput, machine: Sequence[str]) -> str:
             f"layout {layout.name}: the bench times one engine without ranks; render --calibrate one with "
             "the same tensor_parallel"
         )
-    recipe = specs.recipe(by_hand=True)
-    longest = int(recipe.args.get("max_model_len", specs.experiment.model.max_context_tokens))
+    recipe = service.recipe(by_hand=True)
+    longest = int(recipe.args.get("max_model_len", service.experiment.model.max_context_tokens))
     most_tokens = int(recipe.args.get("max_num_batched_tokens", LARGEST_STEP))
     spec = SimulatedEngine("simulated")
-    experiment = specs.experiment
+    experiment = service.experiment
     room = kv_blocks(spec, experiment.model, experiment.hardware, experiment.layout) * spec.block_size
     kinds, batches = [], []
     for kind, row in bounded_yaml.read(CASES.read_text()).items():
@@ -305,7 +286,7 @@ def calibration_text(specs: RenderingInput, machine: Sequence[str]) -> str:
         [
             f"# vLLM {version}, dummy weights: times of {len(batches)} batches on one engine, some minutes",
             *kinds,
-            _bench_command(specs, recipe, layout, specs.experiment.model, batches),
+            _bench_command(service, recipe, layout, service.experiment.model, batches),
             "",
             "# then, on any machine: constants for predict and for engine=simulated",
             f"python -m analysis calibrate --forward {shlex.join([OUTPUT, *machine])} --out node.yaml",
@@ -314,7 +295,7 @@ def calibration_text(specs: RenderingInput, machine: Sequence[str]) -> str:
 
 
 def _bench_command(
-    specs: RenderingInput, recipe: Recipe, layout: Layout, model: Model, batches: list[str]
+    service: VllmService, recipe: Recipe, layout: Layout, model: Model, batches: list[str]
 ) -> str:
     gpus = layout.tensor_parallel
     kept = {name: value for name, value in recipe.args.items() if name not in NOT_OF_A_BENCH}
@@ -324,8 +305,8 @@ def _bench_command(
         if gpus > 1
         else "vllm bench forward"
     )
-    named = model.served_name if not specs.engine.model_path else specs.engine.model_path
-    env = {specs.devices: ",".join(map(str, range(gpus)))} | recipe.env
+    named = model.served_name if not service.engine.model_path else service.engine.model_path
+    env = {devices_variable(service.experiment): ",".join(map(str, range(gpus)))} | recipe.env
     lines = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
     lines += [starts, f"--model {shlex.quote(named)}", *flag_lines(words, seen_server=True)]
     lines += [f"--kv-len-jitter 0 --output-json {OUTPUT}", *(f"--case {batch}" for batch in batches)]

@@ -21,7 +21,8 @@ from conf.specs.experiment import Experiment, VllmEngine
 from conf.words import groups
 from serve_apps.__main__ import main
 from serve_apps.vllm_engine import config_file
-from serve_apps.vllm_engine.rendering import RenderingInput, render
+from serve_apps.vllm_engine.config_file import VllmService
+from serve_apps.vllm_engine.rendering import render
 from serve_apps.vllm_recipes import recipes, vllm_flags
 from serve_apps.vllm_recipes.recipes import Recipe, tables
 
@@ -163,7 +164,7 @@ def test_rays_own_configuration_takes_the_recipe(layout: str) -> None:
     assert isinstance(asked.engine, VllmEngine)
     tp = asked.layout.tensor_parallel
     recipe = resolved(asked)
-    config = config_file.llm_config(asked.engine, asked.model, asked.layout, recipe, 2)
+    config = config_file.llm_config(asked, asked.layout, recipe)
     engine = LLMConfig(**config).get_engine_config()
     assert engine.placement_strategy == "STRICT_PACK"
     assert [bundle["GPU"] for bundle in engine.placement_bundles] == [1.0] * tp
@@ -177,7 +178,7 @@ def test_ray_refuses_what_the_executor_rule_refuses() -> None:
     asked = specs("engine.server=process")
     assert isinstance(asked.engine, VllmEngine)
     recipe = resolved(asked)
-    config = config_file.llm_config(asked.engine, asked.model, asked.layout, recipe, 1, [{"GPU": 8.0}])
+    config = config_file.llm_config(asked, asked.layout, recipe)
     config["engine_kwargs"]["distributed_executor_backend"] = "mp"
     with pytest.raises(ValueError, match="ray"):
         LLMConfig(**config).get_engine_config().get_initialization_kwargs()
@@ -209,7 +210,7 @@ def test_vllm_and_ray_take_both_sides_of_a_split_layout(layout: str, connector: 
     asked = specs(f"layout={layout}", f"layout.connector={connector}")
     side = asked.layout.prefill_side
     assert isinstance(asked.engine, VllmEngine) and side is not None
-    rendering = render(RenderingInput(asked, VERSION))
+    rendering = render(VllmService(asked, VERSION))
     for process in rendering.processes:
         words = process.command[process.command.index("serve") + 1 :]
         result = parse(words).kv_transfer_config

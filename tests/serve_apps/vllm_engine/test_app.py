@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from conf.specs.experiment import VllmEngine
 from serve_apps.routing.asgi import Message
 from serve_apps.routing.serve_routers import LOOPBACK, reserved_port
 from serve_apps.vllm_engine import app
@@ -107,20 +106,18 @@ def test_replicas_of_a_node_have_caches_of_their_own() -> None:
 @pytest.mark.parametrize("routing", ["roundrobin", "round_robin"])
 def test_each_replica_has_gpus_of_its_own_on_one_node(routing: str) -> None:
     words = [QWEN, TP4, PROCESS, "engine.node_resource=mi325x_node", f"routing={routing}"]
+    words.append("engine.accelerator_type=MI325X")
     asked, recipe = experiment(words), resolve(words)
-    assert isinstance(asked.engine, VllmEngine)
-    parts = asked.engine, asked.model, asked.layout, asked.routing, recipe
-    deployment = vllm_app(*parts, nodes=1)()._bound_deployment
-    assert (
-        deployment.name.startswith(engines_prefix(asked.engine, asked.layout))
-        and deployment.num_replicas == 2
-    )
+    deployment = vllm_app(asked, recipe)()._bound_deployment
+    assert deployment.name.startswith(engines_prefix(asked)) and deployment.num_replicas == 2
     options = deployment.ray_actor_options
     # Ray tells devices to an actor that asks for them, not to one that only has a bundle.
     assert (options["num_gpus"], options["num_cpus"]) == (4.0, 0.1)
     assert options["runtime_env"]["env_vars"] == recipe.env
     placed = deployment._replica_config
-    assert placed.placement_group_bundles == [{"GPU": 4.0, "CPU": 0.1, "mi325x_node": 0.5}]
+    assert placed.placement_group_bundles == [
+        {"GPU": 4.0, "CPU": 0.1, "mi325x_node": 0.5, "accelerator_type:MI325X": 0.001}
+    ]
     assert placed.placement_group_strategy == "STRICT_PACK"
     words_of_vllm, _ = deployment.init_args
     assert words_of_vllm[:2] == ["--model", asked.model.served_name]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conf import Experiment, load
+from conf import load
 from conf.specs.experiment import VllmEngine
 from conf.words import groups
 from loadgen.cli.deployment import service_plan
@@ -14,13 +14,14 @@ from serve_apps.vllm_engine import config_file as module
 from serve_apps.vllm_engine.app import application
 from serve_apps.vllm_engine.config_file import (
     OUR_BUILDER,
-    Prepared,
+    VllmService,
     environment,
     folder_of,
     prepared,
     with_folder,
 )
-from serve_apps.vllm_engine.rendering import RenderingInput, render
+from serve_apps.vllm_engine.rendering import render
+from serve_apps.vllm_recipes.recipes import Recipe
 from tests.support.words.recipe_words import NEWEST, NIXL, routed
 
 LAYOUTS = "dp2_tp4_ep4", "dp8_attention_ep8", "1p1d_tp4_ep4"
@@ -38,7 +39,7 @@ def test_a_sweep_deploys_the_arguments_of_the_file(routing: str, layout: str) ->
     experiment = load([*words, *routed(name), *more])
     plan = service_plan(experiment)
     (swept,) = plan.build.args  # type: ignore[attr-defined]
-    made = render(RenderingInput(experiment, NEWEST)).application
+    made = render(VllmService(experiment, NEWEST)).application
     assert made is not None
     (served,) = made["applications"]
     if served["import_path"] == OUR_BUILDER:
@@ -61,11 +62,9 @@ def test_the_files_builder_is_that_of_a_sweep() -> None:
 CPU = ["engine=vllm_cpu", "model=tiny_qwen3_moe", "layout=dp1_tp1", "workload=smoke"]
 
 
-def ready(words: list[str], monkeypatch: pytest.MonkeyPatch, installed: str = "0.32.0") -> Prepared:
+def ready(words: list[str], monkeypatch: pytest.MonkeyPatch, installed: str = "0.32.0") -> Recipe:
     monkeypatch.setattr(module, "installed_vllm", lambda: installed)
-    experiment: Experiment = load(words)
-    engine, model = experiment.engine, experiment.model
-    return prepared(engine, model, experiment.layout, experiment.hardware, 300)  # type: ignore[arg-type]
+    return prepared(load(words), 300)[1]
 
 
 @pytest.mark.parametrize(
@@ -89,18 +88,20 @@ def test_what_cannot_start_is_refused(
 
 
 def test_a_driver_without_vllm_may_deploy_on_nodes_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = ready(["engine=vllm", "engine.vllm_version=0.33.0"], monkeypatch, installed="")
-    assert result.recipe.args["tensor_parallel_size"] == 8
-    assert with_folder(result, load([]).model) == result  # weights are on the nodes
-    assert result.described()["vllm"] is None
-    assert not any("no vLLM here" in note for note in result.recipe.notes)
+    monkeypatch.setattr(module, "installed_vllm", lambda: "")
+    experiment = load(["engine=vllm", "engine.vllm_version=0.33.0"])
+    service, recipe = prepared(experiment, 300)
+    assert recipe.args["tensor_parallel_size"] == 8
+    assert with_folder(experiment) is experiment  # weights are on the nodes
+    assert service.described(recipe)["vllm"] is None
+    assert not any("no vLLM here" in note for note in recipe.notes)
     guessed = ready(["engine=vllm"], monkeypatch, installed="")
-    assert any("those of 0.33.0; set engine.vllm_version" in note for note in guessed.recipe.notes)
+    assert any("those of 0.33.0; set engine.vllm_version" in note for note in guessed.notes)
 
 
 def test_an_emulated_vllm_gets_the_recipe_of_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = ready(["engine=vllm"], monkeypatch).recipe.args
-    emulated = ready(["engine=vllm_emulated"], monkeypatch).recipe.args
+    real = ready(["engine=vllm"], monkeypatch).args
+    emulated = ready(["engine=vllm_emulated"], monkeypatch).args
     assert {"tensor_parallel_size", "enable_expert_parallel", "kv_cache_dtype"} <= real.keys()
     assert {name: emulated[name] for name in ("tensor_parallel_size", "enable_expert_parallel")} == {
         name: real[name] for name in ("tensor_parallel_size", "enable_expert_parallel")

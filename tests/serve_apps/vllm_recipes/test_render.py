@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from conf.specs.experiment import VllmEngine
 from conf.words import groups
 from serve_apps.__main__ import main
 from serve_apps.vllm_engine import config_file
@@ -31,9 +30,8 @@ from tests.support.words.recipe_words import (
 
 
 def config(words: Sequence[str]) -> dict[str, Any]:
-    asked = experiment(words)
-    assert isinstance(asked.engine, VllmEngine)
-    return config_file.llm_config(asked.engine, asked.model, asked.layout, resolve(words), 4)
+    asked = experiment([*words, "cluster=mi325x_4n"])
+    return config_file.llm_config(asked, asked.layout, resolve(words))
 
 
 def test_rays_configuration_of_gpus() -> None:
@@ -43,7 +41,7 @@ def test_rays_configuration_of_gpus() -> None:
         "bundles": [{"GPU": 1.0, "CPU": 0.1, "mi325x_node": 0.5}, {"GPU": 1.0}, {"GPU": 1.0}, {"GPU": 1.0}],
         "strategy": "STRICT_PACK",
     }
-    assert result["deployment_config"]["num_replicas"] == 4
+    assert result["deployment_config"]["num_replicas"] == 8
     assert result["deployment_config"]["max_ongoing_requests"] >= 1_000_000
     assert result["experimental_configs"] == {"stream_batching_interval_ms": 0}
     assert result["model_loading_config"] == {
@@ -55,18 +53,6 @@ def test_rays_configuration_of_gpus() -> None:
     assert "autoscaling_config" not in result["deployment_config"] and "accelerator_type" not in result
     named = config([QWEN, TP4, "engine.accelerator_type=AMD-Instinct-MI325X-OAM"])
     assert named["accelerator_type"] == "AMD-Instinct-MI325X-OAM"
-
-
-def test_one_process_takes_all_gpus_of_a_replica_and_its_share_of_a_node() -> None:
-    words = [TP4, "engine.node_resource=mi325x_node", "engine.accelerator_type=AMD-Instinct-MI325X-OAM"]
-    asked = experiment([QWEN, PROCESS, *words])
-    assert isinstance(asked.engine, VllmEngine)
-    assert config_file.one_bundle(asked.engine, asked.layout) == {
-        "GPU": 4.0,
-        "CPU": 0.1,
-        "mi325x_node": 0.5,
-        "accelerator_type:AMD-Instinct-MI325X-OAM": 0.001,
-    }
 
 
 def test_flags_of_all_kinds_of_values() -> None:
