@@ -20,7 +20,6 @@ import loadgen.__main__
 import serve_apps.__main__
 from analysis import __main__ as reading
 from analysis import load_run
-from analysis.exchange import FORMATS
 from loadgen.__main__ import main
 from loadgen.cli import arguments as grammar
 from loadgen.cli import output
@@ -140,23 +139,16 @@ DRY = [
 
 
 @pytest.mark.parametrize("verb", loadgen.__main__.VERBS)
-def test_a_verb_has_help_with_examples_of_its_own(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_has_help_with_flags_and_examples_of_its_own(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main([verb, "--help"])
-    output = examples(capsys.readouterr().out.partition("examples:")[2])
-    assert ended.value.code == 0 and output
-    assert all(f"{line} ".startswith(f"python -m loadgen {verb} ") for line in output)
-
-
-@pytest.mark.parametrize("verb", grammar.VERBS)
-def test_the_help_of_a_verb_has_its_own_flags(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([verb, "--help"])
-    output = capsys.readouterr().out
-    own = output.partition("options:")[2]
-    assert not [
-        flag for flag, (verbs, _) in grammar.FLAGS.items() if verb not in verbs and f"  {flag}" in own
-    ]
+    options, _, shown = capsys.readouterr().out.partition("options:")[2].partition("examples:")
+    assert ended.value.code == 0 and examples(shown)
+    assert all(f"{line} ".startswith(f"python -m loadgen {verb} ") for line in examples(shown))
+    foreign = [flag for flag, (verbs, _) in grammar.FLAGS.items() if verb not in verbs]
+    assert not [flag for flag in foreign if f"  {flag}" in options]
 
 
 SLOW = {"matplotlib", "pandas", "duckdb", "polars", "jinja2", "ray", "numba"}
@@ -257,15 +249,6 @@ def test_a_name_that_promises_something_else_is_refused(
     output = capsys.readouterr()
     assert output.err.startswith("error: --out ") and output.err.endswith(f"give it a name in {asks}\n")
     assert output.err.count("\n") == 1 and not output.out and not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_every_format_has_a_name(tmp_path: Path) -> None:
-    for format, suffixes in FORMATS.items():
-        for suffix in suffixes:
-            out = tmp_path / f"{format}{suffix}"
-            assert reading.main(["export", str(GOLDEN), "--format", format, "--out", str(out)]) == 0
-            assert out.stat().st_size > 0
 
 
 FIRST_SCREEN = (ROOT / "README.md").read_text().partition("<!-- answer -->")[0]

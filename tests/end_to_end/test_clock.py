@@ -157,36 +157,37 @@ class Elsewhere:
         return reading
 
 
+def measured_offset(monkeypatch: pytest.MonkeyPatch, there: Elsewhere) -> ClockOffset:
+    monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", there.monotonic_ns)
+    return ClockOffset.measured(there.read)
+
+
 @pytest.mark.parametrize("ahead_ns", [-3 * MINUTE_NS, 0, 2 * NS, 10**15])
 def test_another_hosts_clock_is_known_by_the_shortest_round_trip(
     monkeypatch: pytest.MonkeyPatch, ahead_ns: int
 ) -> None:
-    there = Elsewhere(ahead_ns, [(9 * MS, MS), (80_000, 60_000), (0, 40 * MS)])
-    monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", there.monotonic_ns)
-    result = ClockOffset.measured(there.read)
+    result = measured_offset(monkeypatch, Elsewhere(ahead_ns, [(9 * MS, MS), (80_000, 60_000), (0, 40 * MS)]))
     assert result.doubt_ns <= 70_001
     assert abs(result.offset_ns - ahead_ns) <= result.doubt_ns
 
 
 def test_a_clock_that_is_far_away_refuses_a_common_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = Elsewhere(0, [(60 * MS, 60 * MS)])
-    monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", there.monotonic_ns)
     with pytest.raises(FleetError, match="known to within 60 ms only; run the driver nearer"):
-        ClockOffset.measured(there.read)
+        measured_offset(monkeypatch, Elsewhere(0, [(60 * MS, 60 * MS)]))
 
 
-def test_on_one_host_there_is_one_clock_however_busy_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Elsewhere(0, [(70 * MS, 200 * MS)], whose_clock())
-    monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", here.monotonic_ns)
-    assert ClockOffset.measured(here.read) == ClockOffset(0, 0)
+@pytest.mark.parametrize(
+    ("ahead_ns", "ways_ns", "offset"),
+    [
+        (0, (70 * MS, 200 * MS), ClockOffset(0, 0)),  # one host has one clock, however busy it is
+        (2 * NS, (MS, MS), ClockOffset(2 * NS, MS + 1)),  # a copied machine has the same boot, not the clock
+    ],
+)
+def test_two_clocks_of_one_name(
+    monkeypatch: pytest.MonkeyPatch, ahead_ns: int, ways_ns: tuple[int, int], offset: ClockOffset
+) -> None:
+    assert measured_offset(monkeypatch, Elsewhere(ahead_ns, [ways_ns], whose_clock())) == offset
     assert len(whose_clock()) > 36, "the boot and the time namespace"
-
-
-def test_two_clocks_of_one_name_are_two_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of a virtual machine has the boot of the other, and its clock is its own."""
-    there = Elsewhere(2 * NS, [(MS, MS)], whose_clock())
-    monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", there.monotonic_ns)
-    assert ClockOffset.measured(there.read) == ClockOffset(2 * NS, MS + 1)
 
 
 SHORT = ["workload.input_tokens.mean=600", "workload.output_tokens.mean=20"]
