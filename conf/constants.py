@@ -3,8 +3,7 @@
 A constant is lognormal around its value with an sd of its own to each side (`Constant.ln_sd`), or exact. A
 calibration adds a covariance of the logarithms, and the model and hardware that it was made for. The fit
 behind a model's own constants (`Posterior`) adds correlations; outside of what it had, a transfer widens a
-constant by an sd of ln step time, as transfers between the shipped models were seen to miss
-(`python -m tests.benchmarks.transfers`).
+constant (`kernels.yaml`).
 """
 
 import hashlib
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.io.check import ConfigError, require
-from conf.kernels import listed, other_release
+from conf.kernels import TABLE, listed, other_release
 from conf.keys import Tree, value_at
 from conf.specs.experiment import (
     Constant,
@@ -264,18 +263,6 @@ def check_kernels(tree: Tree, keys: Iterable[str]) -> None:
         )
 
 
-DEPLOYMENT, LAYOUT = "model.step_time.deployment_scale", "model.step_time.layout_scale"
-KV_READ = "hardware.efficiency.kv_read"
-MODEL_LN_SD = 0.4
-"""The rms over four models with grouped-query attention, each by the constants of the others."""
-GPU_LN_SD = 0.25
-"""Our choice: without its own pace MI325X was .1 to .2 off from MI300X, which has the same compute units."""
-WEIGHTS_LN_SD = 0.18
-"""The rms of Qwen3-235B in FP8 and its twin with vision in BF16, each by the constants of the other."""
-KV_LN_SD = 0.0
-"""No source has one model with both; half the bytes are read at the same share of the bandwidth."""
-LAYOUT_LN_SD = 0.08
-"""Our choice: gaps of one layout are missed by .00 and .07 by a fit to the other alone."""
 BEGINS = "assumed outside of the fit: "
 """Begins the source of a constant that a transfer widens."""
 
@@ -300,17 +287,17 @@ def transfers(experiment: Experiment) -> list[Transfer]:
     engine = experiment.engine
     release = other_release(engine, model) if isinstance(engine, SimulatedEngine) else ""
     kinds = ", ".join(kind for kind in experiment.layout.engine_kinds if kind not in fit.layouts)
-    cases = (
-        ("model", model.name, [fit.model], DEPLOYMENT, MODEL_LN_SD),
-        ("GPU", experiment.hardware.name, fit.hardware, DEPLOYMENT, GPU_LN_SD),
-        ("engine", "" if listed(release, fit.releases) else release, fit.engines, "", 0.0),
-        ("weights", model.weights, [fit.weights], DEPLOYMENT, WEIGHTS_LN_SD),
-        ("KV cache", model.kv_cache, [fit.kv_cache], KV_READ, KV_LN_SD),
-        ("layout", kinds, fit.layouts, LAYOUT, LAYOUT_LN_SD),
-    )
+    cases = {
+        "model": (model.name, [fit.model]),
+        "GPU": (experiment.hardware.name, fit.hardware),
+        "engine": ("" if listed(release, fit.releases) else release, fit.engines),
+        "weights": (model.weights, [fit.weights]),
+        "KV cache": (model.kv_cache, [fit.kv_cache]),
+        "layout": (kinds, fit.layouts),
+    }
     return [
-        Transfer(f"{what} {here} (fitted: {', '.join(fitted)})", path, ln_sd)
-        for what, here, fitted, path, ln_sd in cases
+        Transfer(f"{what} {here} (fitted: {', '.join(fitted)})", **TABLE["transfers"][what])
+        for what, (here, fitted) in cases.items()
         if here and here not in fitted
     ]
 

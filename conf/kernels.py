@@ -4,46 +4,22 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from conf.io import bounded_yaml
 from conf.specs.engine import FITTED_BACKEND
 from conf.specs.experiment import Constant, Experiment, KernelRatio, SimulatedEngine
 from conf.specs.model import Z95, Model
 
-AITER_SPEED = (0.991, 1.04, 1.095)
-"""Speed with AITER over that without: lowest, usual and highest over the models and concurrencies of arXiv
-2603.10031, which are 3 to 5 % at high concurrency, 10 % at 1, and once a loss of 0.9 %."""
-_AITER = "arXiv 2603.10031, AITER on over off: a range over its models and concurrencies, not of this model"
-_FIGURE = (
-    "vLLM blog on ROCm attention backends, Qwen3-235B FP8 TP8 on MI300X: python -m tests.benchmarks.backends"
-)
-ERA = (
-    "of releases of 2026: in May 2025 vLLM 0.8.5 served 44 to 48 % less than this without AITER, as "
-    "engine.version='vLLM 0.8.5' does here"
-)
-"""How old kernels compare: vLLM pull request 17535, Qwen3-235B FP8 on four MI300X, beside this model
-(`python -m tests.benchmarks.evidence`)."""
-WITHOUT_AITER = " without AITER"
-"""Ends the name of a release that was measured without the kernels of the fit."""
-RELEASE_LN_SD = {"launch": 0.34, "step": 0.23}
-"""sds of ln time over that of the fit: the rms of the releases in conf/model
-(`python -m tests.benchmarks.evidence.releases`)."""
-_AS_RELEASES = "assumed: as the releases differ that were measured"
+TABLE: Mapping[str, Any] = bounded_yaml.read(Path(__file__).with_suffix(".yaml").read_text())
 Ends = Sequence[float]
 """Lowest, usual and highest value."""
-BACKENDS: Mapping[str, tuple[Ends, Ends]] = {
-    "ROCM_AITER_UNIFIED_ATTN": ((1.24, 1.25, 1.26), (0.891, 0.94, 0.991)),
-    "TRITON_ATTN": ((1.55, 1.6, 1.65), (4.9, 5.08, 5.27)),
-    "ROCM_ATTN": ((7.53, 10.9, 15.8), (3, 3.43, 3.92)),
-}
-"""Time of a KV read and of prefill's attention over those of ROCM_AITER_FA: lowest, value and highest.
-
-`python -m tests.benchmarks.backends` fits them. The ends meet throughput and TTFT of the figure at 64 and at
-128 requests in flight.
-"""
-NO_SPLIT = "ROCM_ATTN"
-"""The backend that costs 140 ms a step in that figure at 64 requests in flight and at 128: no ratio of reads
-meets both, so its interval spans them."""
+AITER_SPEED: Ends = TABLE["aiter_speed"]
+RELEASE_LN_SD: Mapping[str, float] = TABLE["release_ln_sd"]
+BACKENDS: Mapping[str, tuple[Ends, Ends]] = TABLE["backends"]
+WITHOUT_AITER = " without AITER"
+"""Ends the name of a release that was measured without the kernels of the fit."""
 
 
 def is_known(backend: str, latent: bool = False) -> bool:
@@ -61,7 +37,7 @@ def backend_ratio(backend: str) -> KernelRatio | None:
     """Attention times of a backend over those of the fit; None for the fit's own and for unknown ones."""
     if backend not in BACKENDS:
         return None
-    read, attention = (_constant(ends, _FIGURE) for ends in BACKENDS[backend])
+    read, attention = (_constant(ends, TABLE["backends_source"]) for ends in BACKENDS[backend])
     return KernelRatio(kv_read=read, attention=attention)
 
 
@@ -78,7 +54,7 @@ def ratio(engine: Mapping[str, Any], model: Mapping[str, Any]) -> KernelRatio | 
     backend = None if model.get("kv_lora_rank") else backend_ratio(str(engine["attention_backend"]))
     if release := _other_release(engine.get("version", ""), engine.get("constants", ""), no_aiter, engines):
         return replace(backend or KernelRatio(), **_release_times(release, len(engines), releases))
-    return KernelRatio(_constant(AITER_SPEED, _AITER)) if no_aiter else backend
+    return KernelRatio(_constant(AITER_SPEED, TABLE["aiter_source"])) if no_aiter else backend
 
 
 def other_release(engine: SimulatedEngine, model: Model) -> str:
@@ -123,7 +99,7 @@ def _release_times(
         own = math.log(AITER_SPEED[1]) if no_aiter and time == "step" else 0.0  # of those of the fit
         ln = (sum(math.log(each[time][1]) for each in alike) + fitted * own) / (len(alike) + fitted)
         low, value, high = (math.exp(ln + side * Z95 * ln_sd) for side in (-1, 0, 1))
-        times[time] = _constant((low, value, high), _AS_RELEASES)
+        times[time] = _constant((low, value, high), TABLE["release_source"])
     return times
 
 
@@ -136,14 +112,17 @@ def kernel_lines(experiment: Experiment) -> list[str]:
     is_slower = ratio is not None and _is_without_aiter(engine.kernels, model.fitted_with)
     if ratio and release:
         is_measured = listed(release, model.posterior.releases)
-        known = "fitted to published rows of it" if is_measured else _AS_RELEASES
+        known = "fitted to published rows of it" if is_measured else TABLE["release_source"]
         lines.append(
             f"engine {release}: launches take {_span(ratio.launch)} times as long as in the fit, whole steps "
             f"{_span(ratio.step)}; {known}"
         )
     elif ratio and is_slower:
         span = _span(ratio.step, "a range that was published for other models")
-        lines += [f"kernels without AITER: a step over the same with it is {span}", f"kernels: {ERA}"]
+        lines += [
+            f"kernels without AITER: a step over the same with it is {span}",
+            f"kernels: {TABLE['era']}",
+        ]
     if not is_slower and engine.kernels not in ("fitted", model.fitted_with):
         kernels = "unknown" if model.fitted_with == "unknown" else model.fitted_with.capitalize()
         lines.append(
@@ -160,7 +139,7 @@ def _backend_lines(engine: SimulatedEngine, latent: bool) -> list[str]:
     if ratio is None or not is_known(backend, latent):
         return [unknown_backend(backend, latent)]
     source = "by a figure of Qwen3-235B on MI300X"
-    if backend == NO_SPLIT:
+    if backend == TABLE["backend_without_ratio"]:
         source += ", where it costs a step as much at 64 requests in flight as at 128"
     read, prefill = _span(ratio.kv_read), _span(ratio.attention, source)
     return [f"attention backend {backend}: KV reads over {FITTED_BACKEND}'s are {read}, prefill {prefill}"]

@@ -156,7 +156,7 @@ def main() -> None:
         for line in lines(backend, at.kv_read[1], at.attention[1]):
             print(line)
     print(
-        "\nfor BACKENDS in conf/kernels.py (lowest, value, highest of KV reads and of prefill's attention):"
+        "\nfor backends in conf/kernels.yaml (lowest, value, highest of KV reads and of prefill's attention):"
     )
     for backend in BACKENDS:
         at = fitted(backend)

@@ -8,20 +8,11 @@ import pytest
 import yaml
 
 from conf import Experiment, load
-from conf.constants import (
-    DEPLOYMENT,
-    GPU_LN_SD,
-    LAYOUT,
-    LAYOUT_LN_SD,
-    MODEL_LN_SD,
-    WEIGHTS_LN_SD,
-    constants,
-    replaced,
-    transfers,
-)
-from conf.kernels import RELEASE_LN_SD
+from conf.constants import constants, replaced, transfers
+from conf.kernels import RELEASE_LN_SD, TABLE
 from conf.words import groups
 
+DEPLOYMENT = "model.step_time.deployment_scale"
 DATA = Path(__file__).parents[1] / "data"
 
 
@@ -48,17 +39,16 @@ def test_kv_in_another_precision_is_named_and_adds_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "text", "path", "ln_sd"),
+    ("words", "text", "what"),
     [
-        (["hardware=h200"], "GPU H200 SXM (fitted: MI300X, MI325X)", DEPLOYMENT, GPU_LN_SD),
-        (["layout=dp4_tp2_ep2"], "layout TP2/EP2 (fitted: TP8/EP8, TP4/EP4)", LAYOUT, LAYOUT_LN_SD),
-        (["model.weights=bf16"], "weights bf16 (fitted: fp8)", DEPLOYMENT, WEIGHTS_LN_SD),
-        (["layout=1p1d_tp4_ep4"], "", "", 0.0),
+        (["hardware=h200"], "GPU H200 SXM (fitted: MI300X, MI325X)", "GPU"),
+        (["layout=dp4_tp2_ep2"], "layout TP2/EP2 (fitted: TP8/EP8, TP4/EP4)", "layout"),
+        (["model.weights=bf16"], "weights bf16 (fitted: fp8)", "weights"),
+        (["layout=1p1d_tp4_ep4"], "", "layout"),
     ],
 )
-def test_a_transfer_is_named_and_adds_its_spread(
-    words: list[str], text: str, path: str, ln_sd: float
-) -> None:
+def test_a_transfer_is_named_and_adds_its_spread(words: list[str], text: str, what: str) -> None:
+    path, ln_sd = TABLE["transfers"][what].values()
     words = [*words, "model.kv_cache=bf16"]
     there = transfers(load(words))
     assert [one.text for one in there] == ([text] if text else [])
@@ -89,7 +79,7 @@ def test_another_model_and_another_gpu_widen_one_constant_together(tmp_path: Pat
     assert texts[2:] == ["weights bf16 (fitted: fp8)", "KV cache fp8 (fitted: bf16)"]
     assert texts[0].startswith("model Mine (fitted: Qwen3-235B") and texts[1].startswith("GPU H200")
     own = widths(load([]), DEPLOYMENT)
-    spread = math.hypot(MODEL_LN_SD, GPU_LN_SD, WEIGHTS_LN_SD)
+    spread = math.hypot(*(TABLE["transfers"][what]["ln_sd"] for what in ("model", "GPU", "weights")))
     assert widths(other, DEPLOYMENT) == pytest.approx(tuple(math.hypot(sd, spread) for sd in own))
     assert "; GPU H200" in constants(other)[DEPLOYMENT].source
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from conf import load
-from conf.constants import MODEL_LN_SD, constants, transfers
-from conf.kernels import RELEASE_LN_SD
+from conf.constants import constants, transfers
+from conf.kernels import RELEASE_LN_SD, TABLE
 from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE
 from tests.benchmarks.evidence import default_fit, releases
 from tests.benchmarks.evidence.blog import Attainment, ClosedLoop, Ratio, Requests, Statistics
@@ -212,6 +212,6 @@ def test_a_card_with_one_source_is_left_out_for_its_relatives_constants() -> Non
     own, *drawn = relative(study.experiment, 40)
     assert own["model.step_time.layer_us"] != study.experiment.model.step_time.layer_us.value
     ln = np.log([values["model.step_time.deployment_scale"] for values in drawn])
-    assert ln.std() > math.hypot(MODEL_LN_SD, RELEASE_LN_SD["step"]) * 0.9
+    assert ln.std() > math.hypot(TABLE["transfers"]["model"]["ln_sd"], RELEASE_LN_SD["step"]) * 0.9
     (rows, *_) = answers(study, 0, [own])
     assert rows.low < rows.predicted < rows.high
