@@ -18,9 +18,9 @@ from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
 from cluster.deployment.serve_state import (
-    DeployError,
     ServeReplica,
     ServeState,
+    Side,
     details,
     in_order,
     last_words,
@@ -28,13 +28,13 @@ from cluster.deployment.serve_state import (
     remove,
     state,
 )
-from cluster.deployment.service_reports import digest, reported_facts, warm_prefill
+from cluster.deployment.service_reports import reported_facts, warm_prefill
 from cluster.deployment.warmup import (
     MOST_AT_ONCE,
     UNNAMED,
+    DeployError,
     ReplicaWarmer,
     ReplicaWarmup,
-    WarmupError,
     WarmupRequests,
     warmup_line,
 )
@@ -62,9 +62,8 @@ class ServicePlan:
     `engines` is the prefix of the deployments that serve the model; all others must run too, and
     `prefill_replicas` of those with the prefix `prefill_engines`. `warmup` are the requests that warm each
     replica, and through them the prefill replicas. With `per_node` the deployment's URLs are those of its
-    replicas, one on each node, instead of the front's. `engine` is kept in `Deployment.described`; its
-    `weight_bytes`, if known, are those that each replica loads. Serve's processes need the variables
-    `environment`, and the application may take `start_s` seconds to start.
+    replicas, one on each node, instead of the front's. `engine` is kept in `Deployment.described`. Serve's
+    processes need the variables `environment`, and the application may take `start_s` seconds to start.
     """
 
     app_name: str
@@ -224,11 +223,8 @@ class _Start:
         urls = _node_urls(bases, now) if plan.per_node else (self.front,)
         patience_s = PATIENCE_S if self.before else plan.start_s
         warmer = ReplicaWarmer(plan.warmup, self.deadline_s, patience_s, lambda: self._lost(now))
-        try:
-            warmups, named = self._warm(now, bases, warmer)
-            prefill = self._warm_prefill(now, bases, warmer)
-        except WarmupError as error:
-            raise DeployError(str(error)) from error
+        warmups, named = self._warm(now, bases, warmer)
+        prefill = self._warm_prefill(now, bases, warmer)
         if not named:
             self.progress("answers do not name their replica: unknown whether the front reaches all of them")
         self.progress(f"{plan.replicas} replicas warm: {warmup_line(warmups)}")
@@ -264,7 +260,7 @@ class _Start:
     ) -> tuple[dict[str, ReplicaWarmup], bool]:
         """Warm every replica, at its own port if it has one, and check that the front reaches all of them.
 
-        Returns the warm-up of each, and True if answers name their replica. Raises WarmupError.
+        Returns the warm-up of each, and True if answers name their replica. Raises DeployError.
         """
         if set(bases) != now.replica_ids:
             warmups = warmer.front(self.front, now.replica_ids)
@@ -287,7 +283,7 @@ class _Start:
     def _warm_prefill(
         self, now: ServeState, bases: Mapping[str, str], warmer: ReplicaWarmer
     ) -> dict[str, str]:
-        """The addresses of the prefill replicas, once each has computed a prompt. Raises WarmupError."""
+        """The addresses of the prefill replicas, once each has computed a prompt. Raises DeployError."""
         wanted = {replica.replica_id for replica in now.of_side("prefill")}
         if not wanted:
             return {}
@@ -308,30 +304,23 @@ class _Start:
         """The manifest's facts: replicas with their processes, times and engines, and the other processes."""
         with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
             facts = dict(zip(bases, pool.map(reported_facts, bases.values()), strict=True))
-        weight_bytes = self.plan.engine.get("weight_bytes")
-        replicas = {}
-        for replica in now.engines:
+        sides: dict[Side, dict[str, dict[str, Any]]] = {"engine": {}, "prefill": {}, "other": {}}
+        for replica in now.replicas:
             name = replica.replica_id
-            # From the start of its process until it ran; unknown if it ran before the first look.
-            load_s = seen_at[name] - replica.started_s if name in seen_at else None
-            replicas[name] = {
-                **_process(replica),
-                "load_s": load_s,
-                "weight_bytes_per_s": weight_bytes / load_s if weight_bytes and load_s else None,
-                **asdict(warmups.get(name, ReplicaWarmup())),
-                **_reported(facts.get(name, {})),
-            }
+            entry = {key: getattr(replica, key) for key in ("deployment", "node", "host", "pid")}
+            if replica.side != "other":
+                entry["told"] = facts.get(name) or None
+            if replica.side == "engine":
+                # From the start of its process until it ran; unknown if it ran before the first look.
+                entry["load_s"] = seen_at[name] - replica.started_s if name in seen_at else None
+                entry |= asdict(warmups.get(name, ReplicaWarmup()))
+            sides[replica.side][name] = entry
         return {
             "app_name": self.plan.app_name,
             "engine": dict(self.plan.engine),
-            "replicas": replicas,
-            "others": {replica.replica_id: _process(replica) for replica in now.of_side("other")},
-            "unnamed": asdict(warmups[UNNAMED]) if UNNAMED in warmups else None,
-            "options_sha256": now.options,
-            "prefill": {
-                replica.replica_id: _process(replica) | _reported(facts.get(replica.replica_id, {}))
-                for replica in now.of_side("prefill")
-            },
+            "replicas": sides["engine"],
+            "others": sides["other"],
+            "prefill": sides["prefill"],
             "ready_s": time.monotonic() - self.began_s,
         }
 
@@ -347,11 +336,3 @@ def _node_urls(bases: Mapping[str, str], now: ServeState) -> tuple[str, ...]:
             "that fills a node, or another routing"
         )
     return tuple(bases[replica.replica_id] for replica in now.engines)
-
-
-def _process(replica: ServeReplica) -> dict[str, Any]:
-    return {key: getattr(replica, key) for key in ("deployment", "node", "host", "pid")}
-
-
-def _reported(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {"told": facts or None, "told_sha256": digest(facts)}

@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from cluster.deployment.warmup import DeployError
 from cluster.ray_session.own_machine import LOOPBACK, Process, running, with_descendants
 from cluster.ray_session.session import SERVE_CONTROLLER, gather, on_node, serve_actor_lives
 from conf.io import bounded_yaml
@@ -23,17 +24,6 @@ from conf.io.secret import masked
 from conf.ray_patches import begin_deletion, logs_folder
 
 STATE_TIMEOUT_S = 10.0
-
-
-class DeployError(Exception):
-    """The application did not come up, does not answer or did not go away; the message is one line.
-
-    `last_words` are printable, bounded log lines of the processes that failed, if any were found.
-    """
-
-    def __init__(self, message: str, last_words: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.last_words = tuple(last_words)
 
 
 Side = Literal["engine", "prefill", "other"]

@@ -1,6 +1,5 @@
 """What a running service says over HTTP: facts of its engines, its prefill replicas, its router's choices."""
 
-import hashlib
 import json
 import re
 import time
@@ -10,8 +9,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
-from cluster.deployment.serve_state import DeployError
-from cluster.deployment.warmup import REPLICA_ID, WarmupError
+from cluster.deployment.warmup import REPLICA_ID, DeployError
 from conf.io.http_get import AskError, ask
 from conf.specs.experiment import Routing
 
@@ -22,8 +20,6 @@ _CARD = ("id", "max_model_len", "root")
 """Keys of a model's card that are equal on all replicas of one configuration."""
 _CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-PROFILED = ("num_gpu_blocks", "num_cpu_blocks", "engine", "kv_cache_memory_bytes", "kv_cache_size_tokens")
-"""Labels that each engine measures when it starts; they differ a little between equal engines."""
 
 
 def reported_facts(url: str) -> dict[str, Any]:
@@ -45,15 +41,6 @@ def reported_facts(url: str) -> dict[str, Any]:
         if match := _CACHE.search(_get(f"{url}/metrics").decode(errors="replace")):
             facts["cache_config"] = dict(_LABEL.findall(match.group(1)))
     return facts
-
-
-def digest(facts: Mapping[str, Any]) -> str | None:
-    """sha256 of the facts that equal replicas share; None if there are no facts."""
-    if not facts:
-        return None
-    cache = {key: value for key, value in facts.get("cache_config", {}).items() if key not in PROFILED}
-    text = json.dumps({**facts, "cache_config": cache}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _get(url: str) -> bytes:
@@ -85,7 +72,7 @@ def warm_prefill(
 ) -> dict[str, str]:
     """Call `send`, whose requests Serve spreads over them, until each wanted replica has computed a prompt.
 
-    Returns their addresses by the report at `url`; empty if nothing is reported there. Raises WarmupError
+    Returns their addresses by the report at `url`; empty if nothing is reported there. Raises DeployError
     after `deadline_s` (monotonic).
     """
     while (replicas := reports(url)) is not None:
@@ -93,7 +80,7 @@ def warm_prefill(
         if not cold:
             return {name: replicas[name][0] for name in wanted}
         if time.monotonic() > deadline_s:
-            raise WarmupError(f"{len(cold)} of {len(wanted)} prefill replicas never computed a prompt")
+            raise DeployError(f"{len(cold)} of {len(wanted)} prefill replicas never computed a prompt")
         if cold <= set(replicas):
             send()
         else:

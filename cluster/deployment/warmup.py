@@ -33,8 +33,15 @@ FINAL = (400, 401, 403, 413, 422)
 Result = TypeVar("Result")
 
 
-class WarmupError(Exception):
-    """A replica or a front did not answer; the message is one line."""
+class DeployError(Exception):
+    """The application did not come up, does not answer or did not go away; the message is one line.
+
+    `last_words` are printable, bounded log lines of the processes that failed, if any were found.
+    """
+
+    def __init__(self, message: str, last_words: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.last_words = tuple(last_words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +101,14 @@ class ReplicaWarmer:
         self._lock = threading.Lock()
 
     def replicas(self, urls: Mapping[str, str]) -> dict[str, ReplicaWarmup]:
-        """Warm each replica at its own URL, all at once. Raises WarmupError."""
+        """Warm each replica at its own URL, all at once. Raises DeployError."""
         return dict(zip(urls, self._concurrently(self._replica, list(urls.values())), strict=True))
 
     def front(self, url: str, replicas: Collection[str], are_warm: bool = False) -> dict[str, ReplicaWarmup]:
         """Warm replicas through a front that chooses among them; its answers name the replica.
 
         If they `are_warm`, each has to answer once: a front learns of replicas late. If answers name no
-        replica, all count as one, `UNNAMED`. Raises WarmupError if an expected replica never answers.
+        replica, all count as one, `UNNAMED`. Raises DeployError if an expected replica never answers.
         """
         ttfts: dict[str, list[float]] = {}
         wanted, sent, began_s = len(replicas), 0, time.monotonic()
@@ -117,7 +124,7 @@ class ReplicaWarmer:
             silent = f"{len(unseen)} of {wanted} replicas never answered at {url}"
             self._refuse_late(silent)
             if are_warm and time.monotonic() > began_s + self._patience_s:
-                raise WarmupError(silent)
+                raise DeployError(silent)
 
     def _replica(self, url: str) -> ReplicaWarmup:
         ttfts_s: list[float] = []
@@ -126,17 +133,17 @@ class ReplicaWarmer:
         return ReplicaWarmup.from_ttfts(ttfts_s)
 
     def _concurrently(self, call: Callable[[str], Result], urls: Sequence[str]) -> list[Result]:
-        """Results of `call` on each URL, run concurrently; raises the first WarmupError.
+        """Results of `call` on each URL, run concurrently; raises the first DeployError.
 
         An interrupt does not wait for answers: the threads are daemons, and send nothing more.
         """
         results: dict[int, Result] = {}
-        errors: list[WarmupError] = []
+        errors: list[DeployError] = []
 
         def call_one(number: int) -> None:
             try:
                 results[number] = call(urls[number])
-            except WarmupError as error:
+            except DeployError as error:
                 errors.append(error)
 
         try:
@@ -167,7 +174,7 @@ class ReplicaWarmer:
                 self._refuse_late(why)
                 self._refuse_lost()
                 if time.monotonic() > began_s + self._patience_s:
-                    raise WarmupError(why) from error
+                    raise DeployError(why) from error
             time.sleep(RETRY_S)
 
     def _ask(self, url: str) -> tuple[str, float]:
@@ -184,7 +191,7 @@ class ReplicaWarmer:
 
     def _refuse_late(self, why: str) -> None:
         if time.monotonic() > self._deadline_s:
-            raise WarmupError(why)
+            raise DeployError(why)
 
     def _refuse_lost(self) -> None:
         """Look whether a replica is gone, one thread at a time and not at every failure."""
@@ -193,13 +200,13 @@ class ReplicaWarmer:
                 return
             self._looked_s = time.monotonic()
         if why := self._lost():
-            raise WarmupError(why)
+            raise DeployError(why)
 
 
 def _refuse(url: str, answer: HttpAnswer) -> None:
-    """Raise WarmupError for a final refusal, AskError for any other answer but a whole stream."""
+    """Raise DeployError for a final refusal, AskError for any other answer but a whole stream."""
     if answer.status in FINAL:
-        raise WarmupError(f"{url} refuses the workload's requests: {answer.said}")
+        raise DeployError(f"{url} refuses the workload's requests: {answer.said}")
     if not answer.is_success:
         raise AskError(answer.said)
     if b"[DONE]" not in answer.body:

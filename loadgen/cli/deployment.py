@@ -7,9 +7,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cluster.deployment.deploy import Deployment, ServicePlan, deploy
-from cluster.deployment.serve_state import DeployError
 from cluster.deployment.service_reports import check_router
-from cluster.deployment.warmup import WarmupRequests
+from cluster.deployment.warmup import DeployError, WarmupRequests
 from cluster.preflight.gpus import PowerMeter
 from cluster.preflight.preflight import expected_of, inspect
 from cluster.ray_session.session import Session, open_session
@@ -22,7 +21,6 @@ from loadgen.run.endpoint import TargetError, models_of
 from loadgen.run.jobs import Service
 from loadgen.run.progress import Emit
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model.cost.architecture import weight_bytes
 from serve_apps.simulated.app import ENGINES, PREFILL, application_name, build_app
 from serve_apps.vllm_engine import app, config_file
 from serve_apps.vllm_engine.config_file import prepared, with_folder
@@ -53,8 +51,6 @@ def _vllm(experiment: Experiment) -> ServicePlan:
     tokens = Traffic(experiment.workload).longest_request_tokens, round(experiment.workload.prompt_tokens)
     service, recipe = prepared(experiment, *tokens)
     engine, experiment = service.engine, with_folder(experiment)
-    emulated = engine.kind == "vllm_emulated"
-    known_bytes = {} if emulated else {"weight_bytes": weight_bytes(experiment.model)}
     return ServicePlan(
         app_name=application_name(experiment),
         build=app.vllm_app(experiment, recipe),
@@ -65,7 +61,7 @@ def _vllm(experiment: Experiment) -> ServicePlan:
         prefill_replicas=experiment.prefill_replicas,
         prefill_engines=app.PREFILL,
         per_node=experiment.streams > 0,
-        engine=service.described(recipe) | known_bytes,
+        engine=service.described(recipe),
         # On machines without a GPU all processes must know that, not only the replicas.
         environment=config_file.environment(engine, experiment.routing)
         | (recipe.env if engine.kind != "vllm" else {}),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
+from cluster.deployment.warmup import DeployError, ReplicaWarmer, WarmupRequests
 from cluster.ray_session.host_watch import HostWatch
 from cluster.ray_session.own_machine import PlacementError, SessionError
 from conf import Experiment
@@ -123,7 +123,7 @@ def _answering(experiment: Experiment, served: Service, limit_s: float) -> Servi
     warm = WarmupRequests(*warming_requests(experiment), access=access)
     try:
         ReplicaWarmer(warm, deadline_s, limit_s).replicas({url: url for url in served.urls})
-    except WarmupError as error:
+    except DeployError as error:
         raise TargetError(str(error)) from error
     left_s = max(LEAST_ASK_S, deadline_s - time.monotonic())
     listed = _listed(experiment, served.urls, access, min(READY_TIMEOUT_S, left_s))

@@ -25,7 +25,7 @@ import pytest
 from analysis.rows.records import SERVER, read_stream
 from cluster.deployment import service_reports, warmup
 from cluster.deployment.service_reports import reported_facts as told_by
-from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
+from cluster.deployment.warmup import DeployError, ReplicaWarmer, WarmupRequests
 from conf import load
 from conf.io.http_get import MOST_BYTES, Access
 from conf.io.secret import HIDDEN, Secret
@@ -288,7 +288,7 @@ def warms(url: str, deadline_s: float) -> Outcome:
     try:
         warmth = ReplicaWarmer(warm, time.monotonic() + deadline_s, 0.0).replicas({"r": url})
         return Outcome(False, [str(warmth)])
-    except WarmupError as error:
+    except DeployError as error:
         return Outcome(True, [str(error)])
 
 

@@ -221,8 +221,6 @@ def test_what_was_deployed_is_read_back(deployment: Deployment) -> None:
         assert replica["told"]["models"][0]["id"] == MODEL
         assert 0 < replica["load_s"] < deployment.described["ready_s"] + 1
         assert replica["first_request_s"] > 0
-        assert replica["weight_bytes_per_s"] is None, "nothing was loaded"
-    assert len({replica["told_sha256"] for replica in replicas.values()}) == 1
     json.dumps(deployment.described)
 
 

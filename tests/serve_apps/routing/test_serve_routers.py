@@ -19,8 +19,8 @@ from ray import serve
 from ray.serve._private.common import DeploymentID
 from ray.serve.request_router import ReplicaID
 
-from cluster.deployment.serve_state import DeployError
 from cluster.deployment.service_reports import check_router
+from cluster.deployment.warmup import DeployError
 from cluster.ray_session.own_machine import serve_environment
 from cluster.ray_session.session import Session, open_session
 from conf import load
