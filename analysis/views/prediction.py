@@ -94,21 +94,17 @@ def _share_of_draws(share: float, draws: int) -> str:
 
 
 def _forecast_facts(verdict: PredictionVerdict, forecast: RateForecast) -> Iterator[Fact]:
-    experiment, known, rate = verdict.experiment, verdict.capacity, forecast.rate_qps_per_node
-    # The rate of the headline may be this one in fewer digits; this one keeps its bounds.
-    same = not known or known.at_end or middle(known.qps_per_node) == number(rate)
+    experiment, rate = verdict.experiment, forecast.rate_qps_per_node
     latencies = ", ".join(
         f"{label(limit)} {'does not apply' if ms is None else f'{ms:.1f} ms'}"
         for limit, ms in forecast.limits_ms.items()
     )
     yield (
-        f"at {number(rate)} QPS per node{'' if same else ' (rounded in the first line)'}",
+        f"at {number(rate)} QPS per node",
         latencies if forecast.requests else "unknown: no request came in the simulated time",
     )
     if experiment.nodes > 1:
-        own = experiment.routing == "per_node"
-        alone = ", each with arrivals of its own: one was simulated for all" if own else ""
-        yield "service", f"{rate * experiment.nodes:.6g} QPS of {experiment.nodes} nodes{alone}"
+        yield "service", f"{rate * experiment.nodes:.6g} QPS of {experiment.nodes} nodes"
     used = f"KV cache {_percent(forecast.kv_used)} in use, MFU {_percent(forecast.mfu)}"
     yield "per node", f"{_throughput(forecast)}, {used}"
     if forecast.prefill_busy is not None:
@@ -125,15 +121,13 @@ def _forecast_facts(verdict: PredictionVerdict, forecast: RateForecast) -> Itera
 
 def _throughput(forecast: RateForecast) -> str:
     n_in, hit = forecast.input_tokens_per_s_per_node, forecast.cached_share_of_input
-    n_out, images = forecast.output_tokens_per_s_per_node, forecast.image_tokens_per_s_per_node
+    n_out = forecast.output_tokens_per_s_per_node
     if n_in is None or n_out is None or hit is None:
         return "tokens and requests in flight unknown"
-    # A throughput with image tokens compares with none without.
-    apart = f" (of these {images:.0f} image tokens, {n_in - images:.0f} text)" if images else ""
     in_flight = "requests in flight unknown (overload: the queue grows)"
     if forecast.in_flight_per_node is not None:
         in_flight = f"{forecast.in_flight_per_node:.1f} requests in flight"
-    return f"{n_in:.0f} input{apart} ({100 * hit:.0f} % cached) and {n_out:.0f} output tok/s, {in_flight}"
+    return f"{n_in:.0f} input ({100 * hit:.0f} % cached) and {n_out:.0f} output tok/s, {in_flight}"
 
 
 def _session_facts(
@@ -149,12 +143,8 @@ def _session_facts(
         f"{hit}, {'unknown' if met is None else f'{met:.2f}'} replicas per session, busiest replica"
         f" {number(forecast.max_over_mean_share, 3)} of the mean{waits}",
     )
-    yield (
-        "sessions in memory",
-        f"{forecast.sessions_per_node:.0f} sessions per node at a time want {forecast.sessions_over_kv:.2f}"
-        f" of its KV cache; {forecast.simulated_nodes} of {experiment.nodes} nodes simulated, after"
-        f" {forecast.fill_s:.0f} s that filled their caches",
-    )
+    memory = f"{forecast.sessions_over_kv:.2f} of its KV cache"
+    yield "sessions in memory", f"{forecast.sessions_per_node:.0f} per node at a time want {memory}"
 
 
 def _evidence(forecast: RateForecast) -> Iterator[Fact]:
@@ -163,19 +153,13 @@ def _evidence(forecast: RateForecast) -> Iterator[Fact]:
         known = forecast.noise_pct is not None
         noise = f"; Monte Carlo noise {f'{forecast.noise_pct:.1f} % (95 %)' if known else 'unknown'}"
     yield "evidence", f"{forecast.requests} requests in {hours:.3g} virtual hours of a node{noise}"
-    drawn, at_rate = forecast.of_capacity or forecast.of_rate, forecast.of_rate
-    if at_rate and at_rate.kept_probability is not None:
-        endless = at_rate.overloaded_draws
-        more = f"; the queue grows without end in {endless} of the draws" if endless else ""
-        share = _share_of_draws(at_rate.kept_probability, at_rate.draws)
-        count = len(at_rate.constants_sampled)
-        yield "the bounds are kept", f"in {share} of {count} uncertain constants{more}"
-    elif drawn and drawn.draws:
-        open_draws = forecast.of_capacity.open_draws if forecast.of_capacity else 0
-        beyond = f", {open_draws} of them beyond an end of the search" if open_draws else ""
-        yield "interval", f"{drawn.draws} draws of {len(drawn.constants_sampled)} uncertain constants{beyond}"
-    elif drawn and not drawn.constants_sampled:
+    drawn, overload = forecast.of_capacity or forecast.of_rate, forecast.of_rate
+    if drawn and not drawn.constants_sampled:
         yield "interval", "Monte Carlo noise alone; no constant of this model and hardware has an interval"
+    elif drawn and drawn.draws:
+        yield "interval", f"{drawn.draws} draws of {len(drawn.constants_sampled)} uncertain constants"
+    if overload and overload.overloaded_draws:
+        yield "overload", f"the queue grows without end in {overload.overloaded_draws} of the draws"
 
 
 def _replay_facts(replay: ReplayForecast, experiment: ExperimentFacts) -> Iterator[Fact]:
@@ -187,17 +171,15 @@ def _replay_facts(replay: ReplayForecast, experiment: ExperimentFacts) -> Iterat
         ", ".join(f"{_figure(figures[name])} {words}" for name, words in predictions.RATES.items()),
     )
     yield "makespan", f"{_figure(figures['makespan_s'])} s"
-    if experiment.replicas > 1:
-        yield "replicas", f"{experiment.replicas} replicas behind one balancer, routing {experiment.routing}"
     tokens = f"{replay.input_tokens:.0f} and {replay.output_tokens:.4g} tokens in the mean"
     yield (
         "evidence",
-        f"{replay.requests} requests of {tokens}, on a service that began empty, all of them counted",
+        f"{replay.requests} requests of {tokens}, on a service that began empty",
     )
     chance = "arrivals and lengths are given, so that no other seed is part of the intervals"
     if ends := replay.other_seeds:
-        there = f"{_ends(ends['ttft_ms.p90'])} ms (95 %, {replay.seeds} were tried)"
-        chance = f"with another seed p90 TTFT lies in {there}, which is part of the intervals"
+        there = f"{_ends(ends['ttft_ms.p90'])} ms (95 %), which is part of the intervals"
+        chance = f"with another seed p90 TTFT lies in {there}"
     yield "chance", chance
     drawn = f"{replay.draws} draws of {len(replay.constants_sampled)} uncertain constants"
     yield "interval", drawn if replay.draws else "no constant is uncertain"
@@ -256,14 +238,12 @@ def _sensitivity(rows: Sequence[predictions.SensitivityRow]) -> Table:
 
 
 def grid_text(grid: GridVerdict) -> str:
-    """A line per cell, and the constants of the first answer, with a note where other cells differ."""
+    """A line per cell, and the constants of the first answer."""
     lines = table_lines(_grid_table(grid))
     predicted = [cell.prediction for cell in grid.cells if cell.prediction]
-    every = [basis for prediction in predicted if (basis := dict(constants_facts(prediction)))]
-    for name, value in every[0].items() if every else ():
-        kinds = {each.get(name) for each in every}
-        note = f" (first cell; {len(kinds)} kinds of cells, all in --json)" if len(kinds) > 1 else ""
-        lines.append(f"{name}: {value}{note}")
+    bases = (dict(constants_facts(prediction)) for prediction in predicted)
+    first = next((basis for basis in bases if basis), {})
+    lines += [f"{name}: {value}" for name, value in first.items()]
     return "\n".join(lines)
 
 
