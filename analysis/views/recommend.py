@@ -15,8 +15,7 @@ LEAST_SHOWN = 0.01
 """Shapes with at least this probability are shown beside the best of each layout (our choice)."""
 NAMED = 4
 HEADS = (
-    *("P(best)", "rank", "layout", "node", "tokens", "GPUs", "planned", "nodes", "QPS per node"),
-    *("limit", "assumed"),
+    *("P(best)", "rank", "layout", "node", "tokens", "GPUs", "planned", "nodes", "QPS per node", "limit"),
 )
 
 
@@ -99,19 +98,10 @@ def _certainty(ranking: ShapeRanking) -> Iterator[Fact]:
         f"{_share(first.probability_best)}, of its layout with any budget {_share(layout)}; a tie in whole"
         f" nodes ({_share(ranking.tie_probability)} of the draws) counts in equal parts",
     )
-    tied = [shape.name for shape in ranking.shapes if shape.rank == first.rank and shape is not first]
-    if tied:
-        yield "a tie", f"{_names(tied)} need{'s' * (len(tied) == 1)} as many nodes"
     if close := [shape.name for shape in _by_probability(_close(ranking))]:
         yield f"not told apart from {first.name} (no strict order in 95 % of the draws)", _names(close)
-    likely = max(ranking.shapes, key=lambda shape: shape.probability_best)
-    if likely.probability_best > first.probability_best:
-        why = "the order is that of the planned nodes, which wide intervals raise"
-        yield "more often the best", f"{likely.name} ({_share(likely.probability_best)}); {why}"
-    if undrawn := [shape.name for shape in ranking.shapes if not shape.draws and not shape.cell]:
-        yield "far behind, Monte Carlo noise alone", _names(undrawn)
-    if shared := _assumed_of_all(ranking):
-        yield "assumed of all", ", ".join(sorted(map(_short, shared)))
+    if assumed := {path.rpartition(".")[2] for shape in ranking.shapes for path in shape.assumed}:
+        yield "assumed", ", ".join(sorted(assumed))
 
 
 def _names(names: Sequence[str]) -> str:
@@ -129,26 +119,17 @@ def _table(ranking: ShapeRanking) -> Table:
         for shape in ranking.shapes
         if shape.name == best[shape.layout] or shape.probability_best >= LEAST_SHOWN
     ]
-    shared = _assumed_of_all(ranking)
-    rows = [_row(shape, shared) for shape in _by_probability(likely)]
-    heads: tuple[str, ...] = HEADS
-    if not any(row[-1] for row in rows):
-        rows, heads = [row[:-1] for row in rows], HEADS[:-1]
+    rows = tuple(map(_row, _by_probability(likely)))
     note = ""
     if rest := [shape.nodes for shape in ranking.shapes if shape not in likely]:
         nodes = f"{min(rest):,} to {max(rest):,} nodes"
         note = f"{len(rest)} more (other budgets): {nodes}; --json and --out have all"
-    return Table("", heads, tuple(rows), note=note)
+    return Table("", HEADS, rows, note=note)
 
 
-def _assumed_of_all(ranking: ShapeRanking) -> set[str]:
-    return set.intersection(*(set(shape.assumed) for shape in ranking.shapes))
-
-
-def _row(shape: RankedShape, shared: set[str]) -> tuple[str, ...]:
+def _row(shape: RankedShape) -> tuple[str, ...]:
     likely, *at = [shape.nodes_at.get(figure) for figure in ("estimate", "high", "low")]
     ends = ", ".join("open" if nodes is None else f"{nodes:,}" for nodes in at)
-    own = sorted(_short(path) for path in shape.assumed if path not in shared)
     return (
         _share(shape.probability_best),
         f"{shape.rank}{'=' * shape.tied}",
@@ -160,12 +141,7 @@ def _row(shape: RankedShape, shared: set[str]) -> tuple[str, ...]:
         f"{'unknown' if likely is None else f'{likely:,}'} [{ends}]",
         span(shape.qps_per_node),
         short(shape.binding) + (", KV full" if shape.kv_full else ""),
-        ", ".join(own),
     )
-
-
-def _short(path: str) -> str:
-    return path.rpartition(".")[2]
 
 
 def _share(probability: float) -> str:
