@@ -70,20 +70,19 @@ class FittedConstants:
 
 @dataclass(frozen=True, slots=True)
 class RunsFit:
-    """A fit to runs; `error` is the rms (ln) on the figures that `check` names."""
+    """A fit to runs, and the rms `error` (ln) on those that were only `checked`; nan without one."""
 
     constants: FittedConstants
     fitted: tuple[Observed, ...]
     checked: tuple[Observed, ...]
-    check: str
     error: float
 
 
 def fit_runs(runs: Sequence[Observed], serve: Serve) -> RunsFit:
     """Fit every constant that has an interval, and say how well runs are met that were not fitted.
 
-    Closed loops are fitted and open ones checked; where there is only one kind, each run in turn is left
-    out. Raises RunError if the runs are of several machines or nothing is uncertain.
+    Closed loops are fitted and open ones checked; runs of one kind are all fitted. Raises RunError if the
+    runs are of several machines or nothing is uncertain.
     """
     experiment = _one_machine(runs)
     known = {path: constant for path, constant in constants(experiment).items() if constant.low is not None}
@@ -95,32 +94,16 @@ def fit_runs(runs: Sequence[Observed], serve: Serve) -> RunsFit:
         )
     paths, prior = tuple(known), prior_of(known)
     closed = [run for run in runs if run.load.concurrency]
-    both = bool(closed) and len(closed) < len(runs)
-    fitted = tuple(closed if both else runs)
-    fit = _fit(fitted, paths, prior, serve, _starts(known, prior))
-    if both:
-        checked, check = (
-            tuple(run for run in runs if not run.load.concurrency),
-            "open loops, which were not fitted",
-        )
-        residuals = _predict(checked, paths, serve, fit.at) - _measured(checked)
-    else:
-        checked, check = fitted, "each run predicted from the others"
-        residuals = _left_out(fitted, paths, prior, serve, fit)
-    error = math.sqrt(float(np.mean(residuals**2))) if len(residuals) else math.nan
-    constants_of = FittedConstants(experiment, known, fit, f"{len(fitted)} runs")
-    return RunsFit(constants_of, fitted, checked, check, error)
-
-
-def _left_out(
-    runs: Sequence[Observed], paths: tuple[str, ...], prior: ParameterPrior, serve: Serve, whole: ParameterFit
-) -> Floats:
-    """Residuals of each run, predicted from the others; none of a single one."""
-    parts = [np.zeros(0)]
-    for index, run in enumerate(runs if len(runs) > 1 else []):
-        fit = _fit([*runs[:index], *runs[index + 1 :]], paths, prior, serve, [whole.at])
-        parts.append(_predict([run], paths, serve, fit.at) - run.measured)
-    return np.concatenate(parts)
+    fitted = tuple(closed or runs)
+    checked = tuple(run for run in runs if run not in fitted)
+    noise = np.concatenate([run.noise for run in fitted])
+    predicted = partial(_predict, fitted, paths, serve)
+    result = fit(predicted, _measured(fitted), prior, _starts(known, prior), noise, LEARNT)
+    error = math.nan
+    if checked:
+        residuals = _predict(checked, paths, serve, result.at) - _measured(checked)
+        error = math.sqrt(float(np.mean(residuals**2)))
+    return RunsFit(FittedConstants(experiment, known, result, f"{len(fitted)} runs"), fitted, checked, error)
 
 
 def _one_machine(runs: Sequence[Observed]) -> Experiment:
@@ -152,17 +135,6 @@ def _starts(known: Mapping[str, Constant], prior: ParameterPrior) -> list[Floats
     return [prior.ln(slower), prior.ln(-slower)]
 
 
-def _fit(
-    runs: Sequence[Observed],
-    paths: tuple[str, ...],
-    prior: ParameterPrior,
-    serve: Serve,
-    starts: Sequence[Floats] = (),
-) -> ParameterFit:
-    noise = np.concatenate([run.noise for run in runs])
-    return fit(partial(_predict, runs, paths, serve), _measured(runs), prior, starts, noise, LEARNT)
-
-
 def _predict(runs: Sequence[Observed], paths: tuple[str, ...], serve: Serve, at: Floats) -> Floats:
     machine = machine_at(runs[0].experiment, paths, at)
     return np.concatenate([run.predict(serve, machine) for run in runs])
@@ -180,9 +152,9 @@ def _measured(runs: Sequence[Observed]) -> Floats:
 def fit_text(runs_fit: RunsFit, serve: Serve) -> str:
     """Constants, what is not identified, and every figure measured and predicted."""
     known, fitted, fit = runs_fit.constants, runs_fit.fitted, runs_fit.constants.fit
-    held_out = "no held-out error: it takes a second run"
-    if not math.isnan(runs_fit.error):
-        held_out = f"held out {100 * runs_fit.error:.1f} % ({runs_fit.check})"
+    held_out = "no held-out error: it takes closed loops to fit and an open one to check"
+    if runs_fit.checked:
+        held_out = f"held out {100 * runs_fit.error:.1f} % (open loops, which were not fitted)"
     lines = [f"rms {100 * fit.rms:.1f} % of {len(fit.residuals)} fitted figures; {held_out}"]
     if fit.stalled:
         lines.append("  the descent from the prior gained nothing; what follows is from other starts")
@@ -198,10 +170,9 @@ def fit_text(runs_fit: RunsFit, serve: Serve) -> str:
         note = f"NOT IDENTIFIED, the prior's ({note})" if held else note
         lines.append(constant_line(path, constant, note))
     machine = machine_at(known.experiment, tuple(known.prior), fit.at)
-    checked = () if runs_fit.checked is fitted else runs_fit.checked
-    for run in (*fitted, *checked):
+    for run in (*fitted, *runs_fit.checked):
         predicted = run.predict(serve, machine)
-        lines.append(f"  {run.name}{', not fitted' if run in checked else ''}:")
+        lines.append(f"  {run.name}{', not fitted' if run in runs_fit.checked else ''}:")
         for name, was, will in zip(run.figures, np.exp(run.measured), np.exp(predicted), strict=True):
             unit = "" if name == "requests/s" else " s"
             off = f"{100 * (will / was - 1):+.1f} %"

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.results import locations, studies, summary
-from analysis.results.energy import PowerFigures
 from analysis.results.experiment_facts import ExperimentFacts, describe
 from analysis.results.figures import CapacityFigures, WindowRow
 from analysis.results.json_border import from_tree
@@ -53,15 +52,6 @@ class MeanLengths:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredWatts:
-    """Mean power of a node in a window of `rate_qps_per_node`, of whole nodes or of GPUs alone (`of`)."""
-
-    watts: float
-    of: str
-    rate_qps_per_node: float
-
-
-@dataclass(frozen=True, slots=True)
 class Evidence:
     """One capacity and the measurements beside it; None is unknown.
 
@@ -69,7 +59,8 @@ class Evidence:
     until the service was warm. For a cell of a grid of predictions `own_ln_sd` is the sd of ln capacity that
     it does not share with the first cell. `engine_settings` is a fingerprint, known from a run folder only.
     `sampling_qps_per_node` is the capacity of a simulated run with the interval of its sampling noise alone.
-    `gpus_per_node` counts those that engines use. `node_watts` are those that the nodes told.
+    `gpus_per_node` counts those that engines use. `node_watts` is the
+    mean power of a node that was measured, and `watts_source` of what and where.
     """
 
     name: str
@@ -84,7 +75,8 @@ class Evidence:
     engine_settings: str | None = None
     gpus_per_node: int | None = None
     sampling_qps_per_node: Estimate | None = None
-    node_watts: MeasuredWatts | None = None
+    node_watts: float | None = None
+    watts_source: str = ""
 
     @property
     def nodes(self) -> int:
@@ -171,7 +163,7 @@ def read(path: Path | str) -> list[Evidence]:
     pooled = of_measured(study, path.name)
     parts = [of_run(load_run(part)) for part in studies.parts(path) if not studies.is_study(part)]
     # What the rows of its first part add.
-    rows = "lengths", "ready_minutes", "engine_settings", "gpus_per_node", "node_watts"
+    rows = "lengths", "ready_minutes", "engine_settings", "gpus_per_node", "node_watts", "watts_source"
     return [replace(pooled, **{name: getattr(parts[0], name) for name in rows})] if parts else [pooled]
 
 
@@ -234,6 +226,8 @@ def of_measured(verdict: Measured, name: str = "") -> Evidence:
     if basis:
         n_in, n_out = float(basis.input_tokens), float(basis.output_tokens)
         lengths = MeanLengths(n_in, n_out, basis.prefix_hit, "means of the workload")
+    quoted = power.quoted if power else None
+    at = f"{quoted.rate_qps_per_node:.2f} QPS per node" if quoted else ""
     return Evidence(
         name=name,
         experiment=verdict.experiment,
@@ -244,7 +238,8 @@ def of_measured(verdict: Measured, name: str = "") -> Evidence:
         open_above=capacity.open_above,
         gpus_per_node=verdict.experiment.gpus_per_node,
         lengths=lengths,
-        node_watts=_watts(power) if power else None,
+        node_watts=quoted.watts_per_node if quoted else None,
+        watts_source=f"measured, of {power.of}, at {at}" if power and quoted else "",
     )
 
 
@@ -275,13 +270,6 @@ def of_predicted(source: Predicted) -> Evidence:
         lengths=_predicted_lengths(forecast),
         own_ln_sd=max(noise, ratio.ln_sd) if ratio else None,
     )
-
-
-def _watts(power: PowerFigures) -> MeasuredWatts | None:
-    quoted = power.quoted
-    if quoted is None or quoted.watts_per_node is None:
-        return None
-    return MeasuredWatts(quoted.watts_per_node, power.of, quoted.rate_qps_per_node)
 
 
 def _capacity(verdict: Measured | PredictionVerdict, name: str) -> CapacityFigures:
@@ -319,10 +307,6 @@ def expanded(sources: Sequence[Source]) -> list[Source]:
 
 def _refuse_first(name: str, good: Sequence[bool]) -> None:
     """Raise NotPlannable if the first cell, on which a plan rests, has no capacity."""
-    if not any(good):
-        raise NotPlannable(f"{name}: no cell has a capacity", summary.EXIT_VOID)
-    if not good[0]:
-        raise NotPlannable(
-            f"{name}: its first cell, which a plan stands on, has no capacity; begin with another",
-            summary.EXIT_VOID,
-        )
+    if not any(good[:1]):
+        reason = f"{name}: its first cell, which a plan stands on, has no capacity"
+        raise NotPlannable(reason, summary.EXIT_VOID)

@@ -270,8 +270,7 @@ def _power(nodes: int, load: DemandRates, on: Evidence, node_watts: float | None
         return money.fleet_power(nodes, node_watts, served, what, on.lengths)
     if on.node_watts is None:
         return None
-    source = f"measured, of {on.node_watts.of}, at {on.node_watts.rate_qps_per_node:.2f} QPS per node"
-    return money.fleet_power(nodes, on.node_watts.watts, served, what, on.lengths, source)
+    return money.fleet_power(nodes, on.node_watts, served, what, on.lengths, on.watts_source)
 
 
 def _served(load: DemandRates) -> tuple[float, str]:

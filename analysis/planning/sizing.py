@@ -8,7 +8,7 @@ model file) is not in it, so that an availability found here is an upper bound.
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -258,15 +258,17 @@ def available(needed: int, node_availability: float, target: float) -> Availabil
 
     Raises RunError if that takes more than 100,000.
     """
-
-    def reached(nodes: int) -> float:
-        return up_probability(needed, nodes, node_availability)
-
-    most = next((n for n in _doubled(needed + 1) if reached(n) >= target), None)
-    if most is None:
+    most = MOST_NODES - needed
+    # That with so many more than needed just enough are up: the negative binomial distribution.
+    ways = np.concatenate([[0.0], np.cumsum(np.log1p((needed - 1) / np.arange(1, most + 1)))])
+    ln = ways + needed * math.log(node_availability) + np.arange(most + 1) * math.log1p(-node_availability)
+    more = int(np.searchsorted(np.cumsum(np.exp(ln)), target))
+    if more > most:
         raise RunError(f"plan.target_availability={target} needs more than {MOST_NODES} nodes; lower it")
-    nodes = bisect_left(range(most), target, lo=needed, key=reached)  # more nodes are never worse
-    return Availability(node_availability, target, needed, nodes, reached(nodes))
+    nodes = needed + more
+    return Availability(
+        node_availability, target, needed, nodes, up_probability(needed, nodes, node_availability)
+    )
 
 
 def down_at_once(nodes: int, node_availability: float, target: float) -> int:
@@ -276,13 +278,6 @@ def down_at_once(nodes: int, node_availability: float, target: float) -> int:
         return up_probability(nodes - down, nodes, node_availability)
 
     return bisect_left(range(nodes), target, key=kept)
-
-
-def _doubled(nodes: int) -> Iterator[int]:
-    while nodes < MOST_NODES:
-        yield nodes
-        nodes *= 2
-    yield MOST_NODES
 
 
 def availability(needed_nodes: int, care: Margins) -> Availability | None:

@@ -190,7 +190,7 @@ def test_a_comparison_is_none_of_these(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"plan on one of its parts: .*/part-1"):
         evidence.read(study(tmp_path, "compare"))
     shutil.rmtree(tmp_path / "part-1")
-    with pytest.raises(NotPlannable, match="no cell"):
+    with pytest.raises(NotPlannable, match="its first cell"):
         evidence.read(study(tmp_path, "matrix", code=4))
 
 
