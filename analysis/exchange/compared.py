@@ -10,6 +10,7 @@ from analysis.capacity.paired_ratio import unpaired
 from analysis.exchange import readers
 from analysis.exchange.foreign import Foreign
 from analysis.results import studies, summary
+from analysis.results.locations import WRONG_KIND
 from analysis.results.runs import Run, RunError, load_run
 from analysis.results.verdicts import MATRIX, RunVerdict, StudyVerdict
 from analysis.stats.estimate import Estimate
@@ -164,9 +165,7 @@ def load_foreign(path: Path | str) -> list[Foreign]:
         loads = list(readers.read(trees, path))
     except RunError:
         raise
-    except RecursionError as error:
-        raise RunError(f"{path} is nested too deeply: it is no result of {readers.TOOLS}") from error
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
+    except (*WRONG_KIND, OSError) as error:
         raise RunError(
             f"{path} looks like a result of {readers.TOOLS}, but not of a version that is read here: "
             f"{type(error).__name__} {error}"

@@ -5,7 +5,7 @@ order of their numbers, whichever answer came first, so that none is left out fo
 tells what the run told.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,21 +77,13 @@ class WorstPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
-    """Prompts whose request failed, per side, among those that count."""
-
-    base: int
-    again: int
-    candidate: int
-
-
-@dataclass(frozen=True, slots=True)
 class GateVerdict:
     """The verdict, read from its intervals, and what it rests on.
 
     Each interval is of the candidate less the repeat: `nats` the mean divergence from the base, `broken` the
     share of broken prompts, `unanswered` that of prompts without an answer. Of `prompts` that count, all
-    sides answered `compared`; `unused` came after the decision, or behind a number that was missing.
+    sides answered `compared`, and each side `failed` so many; `unused` came after the decision, or behind a
+    number that was missing.
     """
 
     verdict: Called
@@ -101,7 +93,7 @@ class GateVerdict:
     prompts: int
     compared: int
     unused: int
-    failed: Unanswered
+    failed: Mapping[str, int]
     again: PairFigures
     candidate: PairFigures
     by_position: tuple[PositionFigures, ...]
@@ -128,19 +120,12 @@ class GateVerdict:
             return tuple(line for _, line in lines[:2])
         if self.verdict == "DEGRADED":
             return tuple(line for side, line in lines[:2] if side.is_above)
-        failed = self.failed
-        counted = [
-            f"unanswered of {self.prompts}: {failed.base} by the base, {failed.again} by its repeat, "
-            f"{failed.candidate} by the candidate"
-        ]
-        return (
-            *(line for side, line in lines if not side.is_below),
-            *(counted if any_failed(failed) else []),
+        counted = (
+            f"unanswered of {self.prompts}: {self.failed['base']} by the base, {self.failed['again']} by its "
+            f"repeat, {self.failed['candidate']} by the candidate"
         )
-
-
-def any_failed(failed: Unanswered) -> bool:
-    return bool(failed.base or failed.again or failed.candidate)
+        failed = (counted,) if any(self.failed.values()) else ()
+        return (*(line for side, line in lines if not side.is_below), *failed)
 
 
 def _pair(compared: Sequence[ComparedAnswers], broken_divergence: float) -> PairFigures:
@@ -155,19 +140,11 @@ def _pair(compared: Sequence[ComparedAnswers], broken_divergence: float) -> Pair
 def _by_position(
     again: Sequence[ComparedAnswers], candidate: Sequence[ComparedAnswers]
 ) -> tuple[PositionFigures, ...]:
-    longest = max((comparison.positions for comparison in (*again, *candidate)), default=0)
-    return tuple(
-        PositionFigures(
-            at, *(len(comparison) for comparison in there), *(_mean(comparison) for comparison in there)
-        )
-        for at in range(longest)
-        for there in [
-            [
-                [comparison.nats[at] for comparison in side if comparison.positions > at]
-                for side in (again, candidate)
-            ]
-        ]
-    )
+    rows = []
+    for at in range(max((comparison.positions for comparison in (*again, *candidate)), default=0)):
+        there = [[each.nats[at] for each in side if each.positions > at] for side in (again, candidate)]
+        rows.append(PositionFigures(at, *map(len, there), *map(_mean, there)))
+    return tuple(rows)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -308,7 +285,7 @@ class Gate:
             prompts=len(counted),
             compared=len(both),
             unused=len(self._waiting),
-            failed=Unanswered(*(sum(side in evidence.unanswered for evidence in counted) for side in SIDES)),
+            failed={side: sum(side in evidence.unanswered for evidence in counted) for side in SIDES},
             again=_pair(again, limit),
             candidate=_pair(candidate, limit),
             by_position=_by_position(again, candidate),

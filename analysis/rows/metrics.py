@@ -7,7 +7,6 @@ never 0).
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -55,14 +54,9 @@ def chosen(requests: pa.Table, mask: Bools) -> pa.Table:
 
 def word_in(requests: pa.Table, column: str, *words: str) -> Bools:
     """Mask of the rows whose column, of strings or a dictionary of them, is one of `words`; null is none."""
-    masks = [_word_in(chunk, _texts(words)) for chunk in requests.column(column).chunks]
+    texts = pa.array(words, pa.string())
+    masks = [_word_in(chunk, texts) for chunk in requests.column(column).chunks]
     return masks[0] if len(masks) == 1 else np.concatenate([np.zeros(0, bool), *masks])
-
-
-@lru_cache(maxsize=64)
-def _texts(words: tuple[str, ...]) -> pa.Array:
-    """The words as Arrow has them: the same few are asked for at every look at a window."""
-    return pa.array(words, pa.string())
 
 
 def _word_in(values: pa.Array, words: pa.Array) -> Bools:

@@ -168,10 +168,10 @@ def gate_tables(gate: GateVerdict) -> tuple[Table, Table]:
         "Each beside A's first answers",
         (*heads, "unanswered"),
         (
-            _pair("A again", gate.again, gate.failed.again),
-            _pair("B", gate.candidate, gate.failed.candidate),
+            _pair("A again", gate.again, gate.failed["again"]),
+            _pair("B", gate.candidate, gate.failed["candidate"]),
         ),
-        note=f"{gate.compared} prompts were answered by all; {gate.failed.base} not by A the first time.",
+        note=f"{gate.compared} prompts were answered by all; {gate.failed['base']} not by A the first time.",
     )
     return intervals, pairs
 

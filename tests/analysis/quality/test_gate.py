@@ -90,7 +90,7 @@ def failing(count: int, of: dict[int, tuple[Side, ...]]) -> list[PromptEvidence]
 def test_a_candidate_that_leaves_prompts_unanswered_is_not_the_same() -> None:
     failed: dict[int, tuple[Side, ...]] = dict.fromkeys(range(5, 768, 100), ("candidate",))
     verdict = judge(failing(768, failed), RULE)
-    assert verdict.verdict == "UNDECIDED" and verdict.failed.candidate == len(failed) == 8
+    assert verdict.verdict == "UNDECIDED" and verdict.failed["candidate"] == len(failed) == 8
     assert verdict.nats.is_below and verdict.broken.is_below and not verdict.unanswered.is_below
     assert "unanswered" in verdict.why[0] and "8 by the candidate" in verdict.why[-1]
 
@@ -103,7 +103,7 @@ def test_a_candidate_that_answers_next_to_nothing_voids_the_gate_at_once() -> No
 
 def test_failures_of_the_base_are_counted_and_say_nothing() -> None:
     verdict = judge(failing(500, {3: ("base",), 4: ("base", "candidate"), 9: ("base", "again")}), RULE)
-    assert (verdict.failed.base, verdict.failed.again, verdict.failed.candidate) == (3, 1, 1)
+    assert verdict.failed == {"base": 3, "again": 1, "candidate": 1}
     assert verdict.verdict == "UNDECIDED" or verdict.compared == verdict.prompts - 3
 
 

@@ -174,7 +174,7 @@ def test_recorded_answers_are_judged_as_they_were_and_those_to_other_prompts_are
 def test_answers_that_fail_are_counted_and_too_many_leave_the_gate_undecided(tmp_path: Path) -> None:
     few = Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB, fails=frozenset({5})))
     result = asked(tmp_path / "few", few)
-    assert result.quality and (result.quality.verdict, result.quality.failed.candidate) == ("SAME", 1)
+    assert result.quality and (result.quality.verdict, result.quality.failed["candidate"]) == ("SAME", 1)
     none = Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB, fails=frozenset(range(1, 99))))
     result = asked(tmp_path / "none", none)
     assert (result.exit_code, result.passed) == (summary.EXIT_OPEN, False)
