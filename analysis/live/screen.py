@@ -80,16 +80,7 @@ def _phase(state: LiveState, newest: WindowSoFar | None, width: int) -> Iterator
         yield name
     if newest is not None and newest.budget_s:
         yield budget_bar(newest.elapsed_s, newest.budget_s, width)
-    yield from _wrapped(f"{_of_about(state, newest)}{state.phase}", width)
-
-
-def _of_about(state: LiveState, newest: WindowSoFar | None) -> str:
-    """The number of the running window and about how many there will be, at the pace so far."""
-    done = len(state.windows)
-    if state.now is None or newest is None or not newest.budget_s or not done or newest.elapsed_s <= 0:
-        return ""
-    to_come = (newest.budget_s - newest.elapsed_s) * done / newest.elapsed_s
-    return f"window {done + 1} of about {done + max(1, round(to_come))}: "
+    yield from _wrapped(state.phase, width)
 
 
 def _running(now: WindowSoFar | None, width: int) -> Iterator[str]:

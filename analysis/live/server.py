@@ -3,16 +3,13 @@
 It answers GET and HEAD alone, and only to the names that it is asked for.
 """
 
-import base64
-import hashlib
 import io
-import re
+import secrets
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -242,31 +239,20 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 TEMPLATE = Path(__file__).with_name("page.html")
-FIRST_STATE = "null /* the first state */"
-"""Stands in the template where the state comes, inside an element that no browser runs."""
-STYLE, SCRIPT = re.compile(r"<style>(.*?)</style>", re.S), re.compile(r"<script>(.*?)</script>", re.S)
+FIRST_STATE, NONCE = "null /* the first state */", "NONCE"
+"""Stand in the template where the state comes, inside an element that no browser runs, and where each answer
+has a word of its own, by which its one style and its one script are known."""
+POLICY = (
+    "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def live_page(text: str) -> tuple[bytes, str]:
-    """The page that begins with the state `text` (JSON live_page ASCII), and the policy to send with it."""
-    template, policy = _template()
+    """The page that begins with the state `text` (JSON in ASCII), and the policy to send with it."""
     # JSON needs these letters in strings only, where it may write them so; HTML then ends nothing early.
     safe = text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
-    return template.replace(FIRST_STATE, safe).encode(), policy
-
-
-@cache
-def _template() -> tuple[str, str]:
-    """The template, and the policy with the sums live_page its one style and its one script."""
-    text = TEMPLATE.read_text()
-    (style,), (script,) = STYLE.findall(text), SCRIPT.findall(text)
-    rules = (
-        *("default-src 'none'", f"style-src '{_sum(style)}'", f"script-src '{_sum(script)}'"),
-        *("connect-src 'self'", "img-src data:", "base-uri 'none'", "form-action 'none'"),
-        "frame-ancestors 'none'",
+    nonce = secrets.token_urlsafe()
+    return TEMPLATE.read_text().replace(NONCE, nonce).replace(FIRST_STATE, safe).encode(), POLICY.format(
+        nonce
     )
-    return text, "; ".join(rules)
-
-
-def _sum(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -58,7 +58,8 @@ class Run:
     altered: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<Run {self.path}: {self.headline}>"
+        answer = self.answer()
+        return f"<Run {self.path}: {answer.word}  {answer.headline}>"
 
     @property
     def name(self) -> str:
@@ -70,12 +71,6 @@ class Run:
         """The saved configuration, read once. Raises ConfigError if it does not make an experiment."""
         with _readable(self.path):
             return load(base=_plain(self.path / "config.yaml"))
-
-    @property
-    def headline(self) -> str:
-        """The verdict in one line: a word, and the capacity or why there is none."""
-        answer = self.answer()
-        return f"{answer.word}  {answer.headline}"
 
     def answer(self) -> "Answer":
         """The verdict as `python -m analysis show` prints it, of a killed run how far it came; Jupyter shows
