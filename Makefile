@@ -94,7 +94,7 @@ LOGS := build/tests
 # Two lanes of real time would make each other's clocks late: one runs after the other, and what computes gives way.
 # Among what computes are tests of Ray and vLLM in which no window must be valid: they wait as long as it takes.
 REAL_TIME := all-hosts all-ray-end-to-end all-ray-loadgen all-vllm-real-time all-vllm-hosts all-older-real-time
-COMPUTING := all-engine all-others all-vllm all-ray-others all-older all-planted all-stutter all-check
+COMPUTING := all-vllm all-engine all-others all-ray-others all-planted all-older all-stutter all-check
 LANES := $(HOSTS:%=all-hosts-%) $(filter-out all-hosts,$(REAL_TIME)) $(COMPUTING)
 RUN_LANES = $(subst @,,$(SIDE_BY_SIDE))
 

@@ -6,7 +6,6 @@ one. In process the engine's ASGI application is called directly: no socket, no 
 
 import asyncio
 import os
-import socket
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -19,26 +18,22 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import uvicorn
 import uvloop
 
 from analysis.rows import metrics
 from conf import Experiment, load
-from conf.specs.experiment import SimulatedEngine
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.rows import NO_GAPS
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import Engine, EngineKind
 from serve_apps.routing.asgi import Message, Scope
-from serve_apps.simulated.openai_answers import ServedModel
-from serve_apps.simulated.realtime_engine import RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp
 from tests.benchmarks._clients import Meter, until
 from tests.support.servers.plans import client_plan
-from tests.support.virtual.virtual_service import VirtualService
+from tests.support.virtual.simulated_prefix import application, simulated
+from tests.support.virtual.virtual_drivers import engines
 
 EXPERIMENT: Experiment = load(["workload.prefix_hit=.95"])
 """5600/140 on one TP8/EP8 replica; of every prompt 95 % are cached, so that the engine bears 20 QPS."""
@@ -148,33 +143,9 @@ async def _from_worker(url: str, processes: Processes, offer: Offer) -> Seen:
         return spent.seen(metrics.ttft(rows), metrics.tpot(rows), metrics.send_lag(rows), reads)
 
 
-def realtime() -> RealtimeEngine:
-    """The engine on the real clock, to be started in the loop that it runs in."""
-    return RealtimeEngine(_engine())
-
-
-def _engine() -> Engine:
-    spec = EXPERIMENT.engine
-    assert isinstance(spec, SimulatedEngine)
-    return Engine(EngineKind.of(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout))
-
-
-def application(engine: RealtimeEngine) -> SimulatedApp:
-    """The application of one replica, as Serve builds it."""
-    spec, model = EXPERIMENT.engine, EXPERIMENT.model
-    assert isinstance(spec, SimulatedEngine)
-    served = ServedModel(
-        model.served_name, spec.max_model_len, model.vocab, int(time.time()), spec.block_size
-    )
-    return SimulatedApp(engine, served, "replica")
-
-
 async def _in_process(offers: Sequence[Offer]) -> list[Seen]:
-    engine = realtime()
-    engine.start()
-    seen = await _one_by_one(partial(_from_caller, application(engine)), offers)
-    engine.stop()
-    return seen
+    async with application(EXPERIMENT) as app:
+        return await _one_by_one(partial(_from_caller, app), offers)
 
 
 class Call:
@@ -222,7 +193,7 @@ def on_virtual_clock(offers: Sequence[Offer]) -> list[Seen]:
 
 
 def _on_virtual_clock(offer: Offer) -> Seen:
-    schedule, service, spent = offer.schedule, VirtualService(_engine().kind), Spent({})
+    schedule, service, spent = offer.schedule, engines(EXPERIMENT), Spent({})
     columns = schedule.seq, schedule.due_ns / NS, schedule.input_tokens, schedule.output_tokens
     for key, at_s, *lengths, shared in zip(*columns, schedule.shared_tokens, strict=True):
         service.submit(int(key), float(at_s), *map(int, lengths), shared_tokens=int(shared))
@@ -246,7 +217,7 @@ def behind_uvicorn() -> Iterator[tuple[str, Processes]]:
     process = context.Process(target=_serve, args=(there,))
     process.start()
     try:
-        yield f"http://127.0.0.1:{here.recv()}", {"replica": (process.pid or 0,)}
+        yield here.recv(), {"replica": (process.pid or 0,)}
     finally:
         process.terminate()
         process.join()
@@ -257,9 +228,6 @@ def _serve(there: Connection) -> None:
 
 
 async def _serve_for_ever(there: Connection) -> None:
-    engine = realtime()
-    engine.start()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        there.send(listener.getsockname()[1])
-        config = uvicorn.Config(application(engine), log_level="warning", access_log=False)
-        await uvicorn.Server(config).serve(sockets=[listener])
+    async with simulated(EXPERIMENT) as url:
+        there.send(url)
+        await asyncio.Event().wait()

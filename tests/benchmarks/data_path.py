@@ -105,8 +105,10 @@ def behind_serve(routing: str) -> Iterator[tuple[str, str, Processes]]:
 
 def session_processes() -> Processes:
     """All that descends from this process, by its part in the service."""
+    from cluster.ray_session.own_machine import with_descendants
+
     parts: dict[str, list[int]] = {part: [] for part in ("replica", "HAProxy", "proxy", "controller", "Ray")}
-    for pid in _descendants(os.getpid()):
+    for pid in {pid for pid, _ in with_descendants({os.getpid()})} - {os.getpid()}:
         parts[_part(pid)].append(pid)
     return {part: tuple(pids) for part, pids in parts.items() if pids}
 
@@ -119,22 +121,6 @@ def _part(pid: int) -> str:
         if title.startswith(beginning):
             return part
     return "HAProxy" if "haproxy.cfg" in title else "Ray"
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:  # it has just ended
-                continue
-            children.setdefault(parent, []).append(int(entry.name))
-    waiting = [pid]
-    while waiting:
-        result = children.get(waiting.pop(), [])
-        waiting += result
-        yield from result
 
 
 def measure(offers: Sequence[Offer]) -> None:

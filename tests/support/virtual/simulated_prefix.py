@@ -15,23 +15,32 @@ from serve_apps.simulated.server import SimulatedApp
 
 
 @asynccontextmanager
-async def simulated(experiment: Experiment) -> AsyncIterator[str]:
-    """The address of a simulated engine's application behind the HTTP server that Serve uses too."""
+async def application(experiment: Experiment) -> AsyncIterator[SimulatedApp]:
+    """The application of one replica, whose engine runs meanwhile."""
     spec, model = experiment.engine, experiment.model
     assert isinstance(spec, SimulatedEngine)
     plain = Engine(EngineKind.of(spec, model, experiment.hardware, experiment.layout))
     engine = RealtimeEngine(plain, time_scale=spec.time_scale)
     served = ServedModel(model.served_name, spec.max_model_len, model.vocab, block_size=spec.block_size)
     engine.start()
-    config = uvicorn.Config(SimulatedApp(engine, served, "r0"), port=0, log_level="warning", lifespan="off")
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110  it tells in no other way
-        await asyncio.sleep(0.01)
-    host, port = server.servers[0].sockets[0].getsockname()
     try:
-        yield f"http://{host}:{port}"
+        yield SimulatedApp(engine, served, "r0")
     finally:
-        server.should_exit = True
-        await serving
         engine.stop()
+
+
+@asynccontextmanager
+async def simulated(experiment: Experiment) -> AsyncIterator[str]:
+    """The address of that application behind the HTTP server that Serve uses too."""
+    async with application(experiment) as app:
+        config = uvicorn.Config(app, port=0, log_level="warning", lifespan="off", access_log=False)
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110  it tells in no other way
+            await asyncio.sleep(0.01)
+        host, port = server.servers[0].sockets[0].getsockname()
+        try:
+            yield f"http://{host}:{port}"
+        finally:
+            server.should_exit = True
+            await serving
