@@ -95,7 +95,7 @@ def fit_runs(runs: Sequence[Observed], serve: Serve) -> RunsFit:
     paths, prior = tuple(known), prior_of(known)
     closed = [run for run in runs if run.load.concurrency]
     fitted = tuple(closed or runs)
-    checked = tuple(run for run in runs if run not in fitted)
+    checked = tuple(run for run in runs if not run.load.concurrency) if closed else ()
     noise = np.concatenate([run.noise for run in fitted])
     predicted = partial(_predict, fitted, paths, serve)
     result = fit(predicted, _measured(fitted), prior, _starts(known, prior), noise, LEARNT)
