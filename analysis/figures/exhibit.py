@@ -16,7 +16,7 @@ from analysis.figures.canvas import Figure, Floats, Look
 from analysis.results.figures import WindowRow
 from analysis.results.runs import Run
 from analysis.results.verdicts import CellRatio
-from analysis.rows import metrics, records
+from analysis.rows import metrics
 from analysis.stats import estimate
 from analysis.stats.estimate import Estimate, number, span
 from analysis.views import rates
@@ -94,8 +94,12 @@ def plot_of(exhibit: type[Exhibit]) -> Callable[[Any], Figure]:
     return plot
 
 
-COLUMNS = ("due_ns", "window_index", "end_offset_ns", *metrics.NEEDED)
-"""Columns of a request that figures are made of."""
+FAILURE = "status", "error_kind", "http_status"
+"""Columns by which failures are counted."""
+COLUMNS = tuple(
+    dict.fromkeys(("due_ns", "window_index", "phase", "end_offset_ns", *metrics.NEEDED, *FAILURE, "error"))
+)
+"""Columns of a request that figures and tables are made of."""
 LATENCIES = {"ttft": metrics.ttft, "tpot": metrics.tpot}
 WORDS = {
     PASS: "within the bounds",
@@ -143,6 +147,14 @@ class CapacityRow:
     def certified_words(self) -> str:
         """The certified rate, rounded down."""
         return f"certified {estimate.certified(self.closed)}" if self.closed else ""
+
+    @property
+    def sentence(self) -> str:
+        """What is claimed, in a sentence."""
+        if not self.claim:
+            return "No capacity is claimed."
+        certified = f", {self.certified_words}" if self.closed else ""
+        return f"The capacity in QPS per node is {self.words}{certified}."
 
     def rates_around(self, rates: Iterable[float]) -> tuple[float, float]:
         """Ends of an axis that shows these rates, the certified one, and what is not far off of the claim."""
@@ -203,15 +215,9 @@ class WindowRows:
 
 @dataclass(frozen=True)
 class RunData:
-    """A run as its figures read it, every file once; `columns` of requests are all for a whole report."""
+    """A run as its figures read it, every file once."""
 
     run: Run
-    columns: Sequence[str] = COLUMNS
-
-    @classmethod
-    def whole(cls, run: Run) -> "RunData":
-        """With every column of the requests, the gaps between tokens among them."""
-        return cls(run, records.REQUESTS.names)
 
     @cached_property
     def all_lines(self) -> list[WindowRow]:
@@ -230,7 +236,7 @@ class RunData:
     @cached_property
     def requests(self) -> pa.Table:
         """Every planned request by due time. Raises NoData for a run without requests."""
-        rows = self.run.requests(columns=self.columns)
+        rows = self.run.requests(columns=COLUMNS)
         if not rows.num_rows:
             raise NoData("the run has no requests")
         return rows

@@ -8,12 +8,12 @@ import numpy as np
 
 from analysis.capacity import window_table
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Look, counted, ms, qps
+from analysis.figures.canvas import Axes, Figure, Look, ms, qps
 from analysis.figures.exhibit import WORDS, Exhibit, NoData, Row, RunData, WindowRows, mark
 from analysis.stats.dispersion import quantile_interval
 from analysis.stats.quantiles import quantile
 from analysis.views.rates import UNKNOWN, VOID
-from conf.specs.bounds import LIMITS, QUANTILE, Limit, allowed_over, column, label
+from conf.specs.bounds import LIMITS, QUANTILE, Limit, allowed_over, label
 
 SHOWN = {
     "p50": canvas.style(canvas.GREEN, "^", ":"),
@@ -33,12 +33,13 @@ class Latency(Exhibit):
 
     name = "latency"
     title = "Latency against load"
-    section = (
-        "latency",
-        "The answer in one picture",
-        "How both latencies grow, and their bounds.",
-    )
+    section = "latency", "The answer in one picture", "How both latencies grow, and their bounds."
     source = "windows.parquet, requests/*.parquet, sweep.json"
+    shown = {
+        "work_qps_per_node": "QPS per node arrived",
+        "ttft_p90_ms": "ms of p90 TTFT",
+        "tpot_p90_ms": "ms of p90 TPOT",
+    }
     height_in = 4.4
 
     def __init__(self, data: RunData) -> None:
@@ -57,17 +58,8 @@ class Latency(Exhibit):
         figure.align_ylabels()
 
     def alt(self) -> str:
-        """The rise of the p90s, the bounds, and the capacity."""
-        windows, capacity = self.data.windows, self.data.capacity
-        valid = sorted((w for w in windows if not w.void), key=lambda window: window.load)
-        if not valid:
-            return f"All {len(windows)} windows are void: no latency is claimed."
-        sentences = [_rise(valid, limit, self.data.bounds_ms.get(limit)) for limit in LIMITS]
-        void = len(windows) - len(valid)
-        sentences += [f"Void and not counted: {void} of {len(windows)} windows."] if void else []
-        certified = "" if capacity.certified is None else f", {capacity.certified_words}"
-        claim = f"The capacity in QPS per node is {capacity.words}{certified}."
-        return " ".join([*sentences, claim if capacity.claim else "No capacity is claimed."])
+        """The range of the p90s, the bounds, and the capacity."""
+        return f"{super().alt()} Bounds: {self.data.bounds.text}. {self.data.capacity.sentence}"
 
     def _draw_quantiles(self, ax: Axes, limit: Limit) -> None:
         """Curves of the windows that are not void, and every p90; the infinite stands at the upper edge."""
@@ -113,19 +105,6 @@ def _row(data: RunData, window: WindowRows) -> Row:
     return row
 
 
-def _rise(valid: Sequence[WindowRows], limit: Limit, bound: float | None) -> str:
-    first, last = valid[0], valid[-1]
-    low, high = (ms(window.line[column(limit)]) for window in (first, last))
-    path = f"goes from {low} at {qps(first.load)} QPS per node to {high} at {qps(last.load)}"
-    if len(valid) == 1:
-        path = f"is {low} at {qps(first.load)} QPS per node"
-    if bound is None:
-        return f"p90 {limit.upper()} {path}; it has no bound."
-    p90s = [window.line[column(limit)] for window in valid]
-    over = sum(p90 is not None and p90 > bound for p90 in p90s)
-    return f"p90 {limit.upper()} {path}; over the bound of {ms(bound)} in {over} of {len(valid)} windows."
-
-
 LEAST = 0.02
 """Smallest ratio that is drawn: of what is rarer nothing is to be seen."""
 
@@ -137,6 +116,8 @@ class ShareOver(Exhibit):
     title = "Share over each bound against offered load"
     section = "bounds", "Every bound", "How much of what each bound allows was over it, at each rate."
     source = "windows.parquet"
+    noun = "share"
+    shown = {"over_pct": "% of the requests over a bound", "allowed_pct": "% allowed"}
 
     def __init__(self, data: RunData) -> None:
         lines, limits = data.lines(), data.bounds.limits
@@ -156,21 +137,12 @@ class ShareOver(Exhibit):
         ax = figure.subplots()
         for (bound, rows), look in zip(self.valid.items(), canvas.STYLES, strict=False):
             known = [row for row in rows if row["over_pct"] is not None]
-            points = [(row["rate_qps_per_node"], max(_ratio(row), LEAST)) for row in known]
-            canvas.series(ax, points, **look, label=bound)
+            ratios = [max(row["over_pct"] / row["allowed_pct"], LEAST) for row in known]
+            ax.plot([row["rate_qps_per_node"] for row in known], ratios, **look, label=bound)
         ax.set_ylim(LEAST / 1.3, 130)
         canvas.log_axis(ax, "y")
         canvas.label(ax, "rate offered (QPS per node)", "share over / allowed share")
         canvas.bound(ax, 1.0, "as many over as allowed", right=False)
-
-    def alt(self) -> str:
-        """The number of windows in which each bound was kept, in words."""
-        sentences, rates = [], []
-        for bound, rows in self.valid.items():
-            rates = [row["rate_qps_per_node"] for row in rows]
-            kept = sum(_ratio(row) <= 1 for row in rows)
-            sentences.append(f"{bound} was kept in {kept} of {counted(len(rows), 'valid window')}.")
-        return " ".join([f"Windows from {qps(rates[0])} to {qps(rates[-1])} QPS per node.", *sentences])
 
 
 def _share_row(line: Mapping[str, Any], limit: Limit) -> Row:
@@ -183,11 +155,6 @@ def _share_row(line: Mapping[str, Any], limit: Limit) -> Row:
         "allowed_pct": 100 * allowed_over(limit),
         "valid": line["valid"],
     }
-
-
-def _ratio(row: Row) -> float:
-    """Share over the allowed share; 0 where it is unknown."""
-    return float(row["over_pct"] or 0.0) / float(row["allowed_pct"])
 
 
 MOST_CURVES = 6

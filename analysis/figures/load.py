@@ -3,6 +3,7 @@
 The gates are those of `analysis.capacity.checks`.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ class Search(Exhibit):
     title = "The search's path"
     section = "search", "How it was found", "Which rates were offered, and what was believed after each."
     source = "windows.parquet, events.jsonl, sweep.json"
+    shown = {"rate_qps_per_node": "QPS per node offered"}
 
     def __init__(self, data: RunData) -> None:
         self.answer = data.capacity
@@ -59,18 +61,10 @@ class Search(Exhibit):
         _draw_answer(ax, self.answer, end + 0.09 * (end - start))
 
     def alt(self) -> str:
-        """Number of windows, their rates and outcomes, and how the interval narrowed."""
-        rates = [row["rate_qps_per_node"] for row in self.rows]
-        outcomes = [row["outcome"] for row in self.rows]
-        states = ", ".join(f"{outcomes.count(name)} {name}" for name in WORDS if name in outcomes)
-        span = f"from {qps(min(rates))} to {qps(max(rates))} QPS per node"
-        sentences = [f"{counted(len(rates), 'window')} {span}: {states}."]
-        ends = [_ends(row) for row in self.beliefs]
-        if ends:
-            narrowed = f"from {ends[0]} after the first counted window to {ends[-1]} after the last"
-            sentences.append(f"The 95 % interval goes {narrowed}.")
-        answer = f"The answer is {self.answer.words}." if self.answer.claim else "No answer is claimed."
-        return " ".join([*sentences, answer])
+        """The rates, how many windows ended how, and the answer."""
+        outcomes = Counter(row["outcome"] for row in self.rows)
+        states = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+        return f"{super().alt()} They ended: {states}. {self.answer.sentence}"
 
 
 def _window_row(line: Mapping[str, Any], outcome: str, posterior: Mapping[str, Any]) -> Row:
@@ -90,11 +84,6 @@ def _window_row(line: Mapping[str, Any], outcome: str, posterior: Mapping[str, A
     }
 
 
-def _ends(row: Row) -> str:
-    low, high = row["posterior_low_qps_per_node"], row["posterior_high_qps_per_node"]
-    return f"[{qps(low)}, {qps(high)}]{' (leaning on the prior)' if row['open'] else ''}"
-
-
 def _draw_window(ax: Axes, row: Row) -> None:
     """A bar as long as the window with its outcome's mark; a step of the ramp, which only looks, is faint."""
     kind, ended, rate = row["kind"], row["outcome"], row["rate_qps_per_node"]
@@ -110,13 +99,10 @@ def _draw_beliefs(ax: Axes, beliefs: Sequence[Row], last_min: float) -> None:
     ends = [row["window_end_s"] / 60 for row in beliefs]
     for row, start, end in zip(beliefs, ends, [*ends[1:], last_min], strict=False):
         band: Look = {"facecolor": canvas.BAND, "edgecolor": canvas.PALE, "linewidth": 0}
-        hatch, name = (
-            ("///", "interval leaning on the prior") if row["open"] else ("", "95 % interval so far")
-        )
+        look: Look = {"hatch": "///", "label": "interval leaning on the prior"}
+        look = look if row["open"] else {"label": "95 % interval so far"}
         low, high = row["posterior_low_qps_per_node"], row["posterior_high_qps_per_node"]
-        ax.fill_between([start, end], low, high, **band, hatch=hatch, label=name)
-        median = [row["posterior_qps_per_node"]] * 2
-        ax.plot([start, end], median, **canvas.line(canvas.PALE, "--", 1), label="median so far")
+        ax.fill_between([start, end], low, high, **band, **look)
 
 
 def _draw_answer(ax: Axes, answer: CapacityRow, at_min: float) -> None:
@@ -163,7 +149,7 @@ class ClientLag(Exhibit):
         self.windows, self.clients = data.windows, data.run.clients()
         self.gate_ms = _gate_ms(data)
         self.rows = [_lag_row(window, self.gate_ms) for window in self.windows]
-        self.worst = max(self.windows, key=_p99)
+        self.worst = max(self.windows, key=lambda window: quantile(window.lag_ms, 0.99) or 0.0)
         """The window with the largest p99 send lag."""
 
     def draw(self, figure: Figure) -> None:
@@ -176,12 +162,6 @@ class ClientLag(Exhibit):
         if health:
             _draw_health(health[0], health[1], self.clients)
         figure.align_ylabels()
-
-
-def _p99(window: WindowRows) -> float:
-    """p99 of the lag in ms; -inf if unknown, so that it is never the worst."""
-    p99 = quantile(window.lag_ms, 0.99)
-    return -np.inf if p99 is None else p99
 
 
 def _gate_ms(data: RunData) -> float:

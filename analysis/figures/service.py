@@ -9,7 +9,7 @@ import pyarrow as pa
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look, counted, qps
-from analysis.figures.exhibit import COLUMNS, WORDS, Exhibit, NoData, RunData, mark
+from analysis.figures.exhibit import WORDS, Exhibit, NoData, RunData, mark
 from analysis.planning.sizing import ScalingEfficiency, scaling
 from analysis.results.runs import Run, RunError
 from analysis.rows import metrics
@@ -127,7 +127,7 @@ class Pareto(Exhibit):
         config = data.run.config
         if reason := UNKNOWN_GPUS.get(config.engine.kind):
             raise NoData(reason)
-        made = OutputTokens(data.requests.select(COLUMNS))
+        made = OutputTokens(data.requests)
         self.rows = []
         for window in data.valid_by_rate:
             tpot_ms = quantile(window.latency_ms["tpot"], 0.5)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Floats, Look
-from analysis.figures.exhibit import COLUMNS, LATENCIES, Exhibit, NoData, Row, RunData
+from analysis.figures.exhibit import LATENCIES, Exhibit, NoData, Row, RunData
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
 from analysis.views.rates import COUNTED
@@ -57,8 +57,7 @@ class Timeline(Exhibit):
     }
 
     def __init__(self, data: RunData) -> None:
-        rows = data.requests.select(COLUMNS)
-        rows = rows.filter(pa.array(~metrics.word_in(rows, "phase", "retracted")))
+        rows = data.requests.filter(pa.array(~metrics.word_in(data.requests, "phase", "retracted")))
         due = metrics.numbers(rows, "due_ns") / NS
         sent = due + metrics.numbers(rows, "send_offset_ns") / NS
         ended = due + metrics.numbers(rows, "end_offset_ns") / NS

@@ -36,7 +36,7 @@ PURPOSE = "How much was seen, and every check with its worst figure."
 
 def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
-    verdict, claim, experiment, data = run.verdict, _answer(run), _asked(run), RunData.whole(run)
+    verdict, claim, experiment, data = run.verdict, _answer(run), _asked(run), RunData(run)
     shown = [*blocks.figure_sections(data), sections.errors(data)]
     every_rate = [rates.table(verdict.windows, verdict.experiment.slo)] if verdict and verdict.windows else []
     tables = (replace(table, title=RATES) for table in every_rate)

@@ -11,7 +11,7 @@ from pyarrow import ArrowException
 from analysis.capacity.checks import MEANINGS
 from analysis.capacity.rules import Check
 from analysis.figures.comparison import GateIntervals
-from analysis.figures.exhibit import NoData, RunData
+from analysis.figures.exhibit import FAILURE, NoData, RunData
 from analysis.quality import answer_file, gate
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateVerdict
@@ -49,7 +49,6 @@ def checks_table(known: Sequence[Check], valid: bool) -> Table:
 
 MOST_ROWS, MESSAGE_CHARACTERS = 30, 400
 """Our choice; requests/*.parquet has all of them."""
-KINDS = ("status", "error_kind", "http_status")
 
 
 def errors(data: RunData) -> Section:
@@ -72,19 +71,18 @@ def errors_table(data: RunData) -> pa.Table:
 
     The most frequent first, at most thirty rows. Raises NoData where nothing failed.
     """
-    rows = data.requests.select((*KINDS, "error", "phase"))
-    rows = rows.filter(pa.array(~metrics.word_in(rows, "phase", "retracted")))
+    rows = data.requests.filter(pa.array(~metrics.word_in(data.requests, "phase", "retracted")))
     failed = rows.filter(pa.array(metrics.status_in(rows, *records.FAILURES)))
     if not failed.num_rows:
         raise NoData(f"no failures among {rows.num_rows:,} requests")
     plain = pa.table({name: failed[name].cast(pa.string()) for name in ("status", "error_kind", "error")})
     plain = plain.append_column("http_status", failed["http_status"])
-    counts = plain.group_by(KINDS, use_threads=False).aggregate([("status", "count"), ("error", "first")])
+    counts = plain.group_by(FAILURE, use_threads=False).aggregate([("status", "count"), ("error", "first")])
     shares = pc.multiply(100.0 / rows.num_rows, counts["status_count"])
     words = pc.utf8_slice_codeunits(counts["error_first"], 0, MESSAGE_CHARACTERS)
     columns = {"requests": counts["status_count"], "share_pct": shares, "first_message": words}
-    counted = pa.table({**{name: counts[name] for name in KINDS}, **columns})
-    order = [("requests", "descending"), *((name, "ascending") for name in KINDS)]
+    counted = pa.table({**{name: counts[name] for name in FAILURE}, **columns})
+    order = [("requests", "descending"), *((name, "ascending") for name in FAILURE)]
     return counted.sort_by(order).slice(0, MOST_ROWS)
 
 

@@ -138,7 +138,6 @@ def test_each_bound_is_drawn_against_the_share_that_it_allows() -> None:
         ("p99 ITL", 5.0, 1.0),
         ("90 % of requests within all bounds", 5.0, 10.0),
     ]
-    assert "p99 ITL was kept in 0 of 2 valid windows." in shown.alt()
 
 
 def test_a_window_fails_by_any_bound_and_a_bound_that_was_taken_away_fails_nothing() -> None:

@@ -433,16 +433,16 @@ def test_errors_are_counted_with_their_first_words() -> None:
     late = [failed(0, 29 + i, "missed", error_kind="late") for i in range(2)]
     retracted = failed(0, 9.9, "missed", phase="retracted", error_kind="retracted")
     rows = sections.errors_table(
-        RunData.whole(RunInMemory([*many(53, 0).rows, *full, *late, retracted]))
+        RunData(RunInMemory([*many(53, 0).rows, *full, *late, retracted]))
     ).to_pylist()
     assert [(row["status"], row["http_status"], row["requests"]) for row in rows] == [
         ("http_error", 503, 5),
         ("missed", None, 2),
     ]
     assert rows[0]["first_message"] == "full" and rows[0]["share_pct"] == pytest.approx(100 * 5 / 60)
-    assert sections.errors_table(RunData.whole(many(0, 40))).num_rows == 30
+    assert sections.errors_table(RunData(many(0, 40))).num_rows == 30
     with pytest.raises(NoData, match="no failures among 20 requests"):
-        sections.errors_table(RunData.whole(many(20, 0)))
+        sections.errors_table(RunData(many(20, 0)))
 
 
 def test_the_page_has_every_rate_and_the_throughput(undrawn: None) -> None:
