@@ -53,7 +53,7 @@ class SimulatedEngine(Engine):
     block_size: AtLeastOne = 16
     gpu_memory_utilization: Annotated[float, Range(gt=0, le=1)] = 0.90
     activation_bytes: NotNegative = 8e9
-    num_gpu_blocks: int | None = None
+    num_gpu_blocks: AtLeastOne | None = None
     enable_prefix_caching: bool = True
     async_scheduling: bool = True
     long_prefill_token_threshold: Whole = 0

@@ -49,13 +49,10 @@ def all_reduce_token_s(model: Model, hardware: Hardware, gpus: int, value_bytes:
 
 
 def ranks_exchange_s(model: Model, hardware: Hardware, layout: Layout) -> float:
-    """The time in which the GPUs of a rank send one token of its own.
+    """The time in which the GPUs of a rank send one token of its own; none of it is hidden: assumed.
 
     Attention, and the FFN of a dense layer, end in an all-reduce within the rank. A layer of experts gathers
-    the tokens of all ranks and scatters the sums (vLLM's default all2all_backend, allgather_reducescatter):
-    each GPU sends its part of the rank's tokens to every other GPU, and gets as many sums back; then the
-    GPUs of a rank gather theirs (sequence-parallel experts). Tokens go in bf16, to every GPU, whether it
-    has an expert of theirs or not, and no time is hidden behind computation: assumed.
+    the tokens of all ranks and scatters the sums; then the GPUs of a rank gather theirs.
     """
     width, every = layout.tensor_parallel, layout.gpus_per_replica
     sparse = architecture.expert_layers(model)

@@ -1,9 +1,4 @@
-"""Duration of one engine step: an additive roofline.
-
-Memory time and compute time are added, not maximised: the sum fits measured decode steps better.
-Prefill and decode tokens have GEMM efficiencies of their own in every step. The first prefill tokens of
-a step may cost as much as decode tokens; the efficiency then rises smoothly, without a threshold.
-"""
+"""Duration of one engine step: an additive roofline (docs/engine_model.md)."""
 
 import math
 from dataclasses import astuple, dataclass, replace

@@ -4,7 +4,7 @@ Time is an argument. The tokens of a step exist at the end that `begin_step` ret
 """
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,8 +46,28 @@ class GenerateRequest:
     kv: Kv = "own"
 
 
+def _known(time_s: float) -> float | None:
+    return None if math.isnan(time_s) else float(time_s)
+
+
+def _column(name: str, value: Callable[[Any], Any]) -> Any:
+    """The field `name` of a request."""
+    return property(lambda request: value(request.now[name]))
+
+
 class RequestState:
     """A request as an engine's arrays have it; times in seconds, None before they are."""
+
+    request_id: int = _column("serial", int)
+    """The number of the request among all of its engine."""
+    prompt_tokens: int = _column("prompt", int)
+    first_token_s: float | None = _column("first_s", _known)
+    begun_s: float | None = _column("begun_s", _known)
+    """The begin of the first step that computed it, after a preemption anew."""
+    cached_tokens: int = _column("cached", int)
+    """Prompt tokens that had their KV when first admitted, another engine's included; -1 before."""
+    tokens_to_load: int = _column("to_load", int)
+    """Prompt tokens of which another engine's KV is awaited, or was."""
 
     def __init__(self, arrays: Arrays, row: int, pieces: Ints | None = None) -> None:
         self._arrays, self.row = arrays, row
@@ -55,12 +75,13 @@ class RequestState:
         self._end: Any = None
 
     @property
-    def _now(self) -> Any:
+    def now(self) -> Any:
+        """Its row, or what was known at its end."""
         return self._arrays.requests[self.row] if self._end is None else self._end
 
     def end(self) -> None:
         """Keep what is known now: the engine forgets the request."""
-        self._end = self._now.copy()
+        self._end = self.now.copy()
 
     @property
     def over(self) -> bool:
@@ -68,60 +89,26 @@ class RequestState:
         return self._end is not None
 
     @property
-    def request_id(self) -> int:
-        """The number of the request among all of its engine."""
-        return int(self._now["serial"])
-
-    @property
-    def prompt_tokens(self) -> int:
-        return int(self._now["prompt"])
-
-    @property
     def emitted(self) -> int:
         """Output tokens that exist."""
-        now = self._now
-        completed = self._arrays.engines["completed"][now["engine"]]
-        return int(max(now["joined"], min(now["most"], now["ahead"] + completed)))
+        completed = self._arrays.engines["completed"][self.now["engine"]]
+        return int(max(self.now["joined"], min(self.now["most"], self.now["ahead"] + completed)))
 
     @property
     def finished(self) -> bool:
-        return bool(self.emitted == self._now["output"])
-
-    @property
-    def first_token_s(self) -> float | None:
-        return _known(self._now["first_s"])
+        return bool(self.emitted == self.now["output"])
 
     @property
     def last_token_s(self) -> float | None:
         """Time of the latest token."""
-        now = self._now
-        if now["decoding"] and self.emitted > now["joined"]:
-            return float(self._arrays.engines["at_s"][now["engine"]])
-        return _known(now["last_s"])
-
-    @property
-    def begun_s(self) -> float | None:
-        """The begin of the first step that computed it, after a preemption anew."""
-        return _known(self._now["begun_s"])
+        if self.now["decoding"] and self.emitted > self.now["joined"]:
+            return float(self._arrays.engines["at_s"][self.now["engine"]])
+        return _known(self.now["last_s"])
 
     @property
     def queue_s(self) -> float | None:
         """Time in the scheduler's queue, up to the first step that computes it."""
-        return _known(self._now["scheduled_s"] - self._now["queued_s"])
-
-    @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens that had their KV when first admitted, another engine's included; -1 before."""
-        return int(self._now["cached"])
-
-    @property
-    def tokens_to_load(self) -> int:
-        """Prompt tokens of which another engine's KV is awaited, or was."""
-        return int(self._now["to_load"])
-
-
-def _known(time_s: float) -> float | None:
-    return None if math.isnan(time_s) else float(time_s)
+        return _known(self.now["scheduled_s"] - self.now["queued_s"])
 
 
 class Engine:

@@ -63,10 +63,6 @@ class EngineKind:
         else:
             costs = (roofline(model, hardware, layout, spec.kernel_ratio),) * 2
         times, blocks = model.step_time, kv_blocks(spec, model, hardware, layout)
-        if blocks < 1:
-            raise ValueError(
-                f"a KV cache of {blocks} blocks serves nothing; set num_gpu_blocks to at least 1"
-            )
         return cls(
             spec,
             blocks,

@@ -1,13 +1,4 @@
-"""vLLM V1's scheduling rules, compiled: which tokens the next step computes.
-
-The rules (docs/engine_model.md): running requests first, in order; when one lacks a block, the last running
-one is preempted and recomputed later. Then waiting ones, first come, first served, while token budget and
-request slots remain: a prompt is admitted only when the whole of it fits the free blocks, and nobody
-overtakes one that does not fit. A prompt whose KV comes from another engine takes all its blocks and waits
-beside the queue, without a slot; once its KV is known to be there it comes before all that wait. On an engine
-that receives KV no block is freed under a step that may still write it: nobody is preempted whose tokens are
-being computed.
-"""
+"""vLLM V1's scheduling rules (docs/engine_model.md), compiled: which tokens the next step computes."""
 
 from typing import Any
 

@@ -1,10 +1,7 @@
-"""The arrays behind all engines of a service, and how they stand for vLLM's objects.
+"""The arrays behind all engines of a service; docs/engine_model.md says how they stand for vLLM's objects.
 
-A row of `requests` is a Request; the queues of an engine (`queues`) are its running list, its waiting deque
-and what surrounds them, as linked lists of request numbers. Decoders are a count and a sum of contexts, with
-the number that opens a KV block in each coming step (`needing`) and the requests that end in it (`ring`):
-one token each and step, they are walked through only where their order matters. Blocks that are held by the
-same requests are one row of `runs` (`kv`).
+Decoders are a count and a sum of contexts, with the number that opens a KV block in each coming step
+(`needing`) and the requests that end in it (`ring`).
 
 Compiled functions reach the arrays by one address. numba hands every array over in seven parts, each time one
 function calls another: with all arrays as arguments the engine's sixty functions take 95 CPU seconds to

@@ -105,9 +105,8 @@ def ready_s(arrays: Any, r: Any) -> Any:
 def _schedule(arrays: Any, r: Any, now_s: Any) -> bool:
     """Choose the next step; of an engine that sends or receives KV also empty ones.
 
-    Workers look for ended transfers when they are handed a step, and the scheduler learns it from that step's
-    output. An empty step has its output at once; with asynchronous scheduling it is read after the one behind
-    it was chosen. While a transfer is awaited the core goes on with empty steps, a sleep apart.
+    Workers look for ended transfers when they are handed a step. An empty step has its output at once; with
+    asynchronous scheduling it is read after the one behind it was chosen.
     """
     engine = state.engine(arrays, r)
     if not engine.moves:
@@ -298,9 +297,8 @@ def publish(arrays: Any, g: Any, now_s: Any) -> None:
 def choose_rank(arrays: Any, g: Any, now_s: Any) -> Any:
     """The engine of replica `g` that gets a request now, as vLLM's one front end chooses it.
 
-    A rank counts the larger of the requests in flight there and of those that it last published; those it has
-    waiting count more where its KV is over half full. Ties go round. Left out: after the last request vLLM's
-    ranks go on for up to `dp_sync_interval` steps, for the end of which a request may wait.
+    Ties go round. Left out: after the last request vLLM's ranks go on for up to `dp_sync_interval` steps, for
+    the end of which a request may wait.
     """
     group = state.group(arrays, g)
     if group.width == 1:

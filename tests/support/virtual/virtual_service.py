@@ -55,7 +55,7 @@ class VirtualService:
     """Replicas behind a balancer; requests come one by one, and one that names its replica bypasses it.
 
     `policy` is one of `balancer.POLICIES`, or one with its settings; `seed` draws its random choices and the
-    engines' noise. Raises ValueError for an unknown one, or no engine.
+    engines' noise. Raises ValueError for no engine.
     """
 
     def __init__(
