@@ -59,7 +59,7 @@ def join(arrays: Any, r: Any, i: Any, step: Any) -> None:
     _touch(arrays, r, i, step)
     state.emits(arrays, r, step & 1).count += 1
     _count(arrays, r, request, 1)
-    ending, links = _ending(arrays, r, request), state.links(arrays)
+    ending, links = ring_bucket(arrays, r, request.output - request.ahead), state.links(arrays)
     before = ending.tail  # those that end in one step are freed in the order of their admission
     while before != NONE and state.request(arrays, before).order > request.order:
         before = links[before, state.ENDS].previous
@@ -82,7 +82,8 @@ def leave(arrays: Any, r: Any, i: Any, last_in_flight: Any) -> None:
         _touch(arrays, r, i, last_in_flight)
     _count(arrays, r, request, -1)
     if request.most < request.output:
-        remove(_ending(arrays, r, request), state.links(arrays), state.ENDS, i)
+        ending = ring_bucket(arrays, r, request.output - request.ahead)
+        remove(ending, state.links(arrays), state.ENDS, i)
 
 
 @native
@@ -106,22 +107,11 @@ def set_partial(arrays: Any, r: Any, i: Any, kind: Any) -> None:
 
 
 @inlined
-def partials(arrays: Any, r: Any) -> Any:
-    return state.count(arrays, r, state.PARTIAL)
-
-
-@inlined
 def _touch(arrays: Any, r: Any, i: Any, step: Any) -> None:
     """The request's times change when `step` is complete."""
     if not state.request(arrays, i).touched:
         state.request(arrays, i).touched = 1
         append(state.queue(arrays, r, state.TOUCHED + (step & 1)), state.links(arrays), state.TOUCHES, i)
-
-
-@inlined
-def _ending(arrays: Any, r: Any, request: Any) -> Any:
-    """The decoders that end in the same step."""
-    return ring_bucket(arrays, r, request.output - request.ahead)
 
 
 @inlined

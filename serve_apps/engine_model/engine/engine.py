@@ -17,7 +17,7 @@ from serve_apps.engine_model.engine.state import Arrays
 
 Kv = Literal["own", "held", "remote"]
 """Whose KV a request decodes with: its own; its own, which another engine takes over; another engine's."""
-KV: dict[Kv, int] = {"own": state.OWN, "held": state.HELD, "remote": state.REMOTE}
+KV: tuple[Kv, ...] = ("own", "held", "remote")
 ROOM = 64
 """Requests for which a new engine has room; more is taken when it is needed."""
 LARGEST_NAME = (1 << 62) - 1
@@ -144,7 +144,7 @@ class Engine:
         fields = self.arrays.requests[row]
         fields["serial"], fields["shares"], fields["pieces"] = self._added, pieces.ctypes.data, len(pieces)
         fields["prompt"], fields["output"] = request.input_tokens, request.output_tokens
-        fields["kv"] = KV[request.kv]
+        fields["kv"] = KV.index(request.kv)
         self._make_room_for_cells()
         added = self._rows[row] = RequestState(self.arrays, row, pieces)
         self._added += 1

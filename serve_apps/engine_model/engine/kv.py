@@ -104,14 +104,6 @@ def name(arrays: Any, r: Any, i: Any, blocks: Any) -> None:
 
 
 @native
-def name_all(arrays: Any, r: Any, i: Any, blocks: Any) -> None:
-    """The same, with hashes that no other request has beyond those that it has."""
-    if state.engine(arrays, r).enable_prefix_caching:
-        state.request(arrays, i).own_blocks = max(blocks, state.request(arrays, i).own_blocks)
-        name(arrays, r, i, blocks)
-
-
-@native
 def extend(arrays: Any, r: Any, i: Any, tokens: Any) -> None:
     """Allocate the blocks that a request lacks for its first `tokens`, and cache the full ones."""
     request, engine = state.request(arrays, i), state.engine(arrays, r)
@@ -260,16 +252,14 @@ def _enter(arrays: Any, r: Any, number: Any) -> None:
 
 @inlined
 def _forget(arrays: Any, r: Any, number: Any) -> None:
-    """Take a run out of the index."""
-    slot = _place_of(arrays, r, state.run(arrays, number).name)
-    remove(state.named(arrays, slot), state.run_links(arrays), state.RUNS_NAMED, number)
-    if not state.named(arrays, slot).count:
-        _vacate(state.table(arrays), slot)
+    """Take a run out of the index.
 
-
-@inlined
-def _vacate(table: Any, hole: Any) -> None:
-    """Close the gap that a name leaves in the table (Knuth, volume 3, 6.4, algorithm R)."""
+    The gap that its name may leave in the table is closed (Knuth, volume 3, 6.4, algorithm R).
+    """
+    hole, table = _place_of(arrays, r, state.run(arrays, number).name), state.table(arrays)
+    remove(state.named(arrays, hole), state.run_links(arrays), state.RUNS_NAMED, number)
+    if state.named(arrays, hole).count:
+        return
     mask = len(table) - 1
     at = (hole + 1) & mask
     while table[at].count:

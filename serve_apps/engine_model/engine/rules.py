@@ -25,7 +25,7 @@ def schedule(arrays: Any, r: Any, now_s: Any) -> bool:
     number = last + 1
     state.emits(arrays, r, number & 1).count = 0
     held = engine.prefill_schedule_interval > 1 and _holds_prefills(arrays, r, number)
-    if (held and decoders.partials(arrays, r)) or not _continue_all(arrays, r, number):
+    if (held and state.count(arrays, r, state.PARTIAL)) or not _continue_all(arrays, r, number):
         _walk(arrays, r, number, held)
     if engine.preemptions == preemptions:
         if state.count(arrays, r, state.WAITING) or engine.loaded:
@@ -161,7 +161,7 @@ def _continue_all(arrays: Any, r: Any, number: Any) -> bool:
     """
     engine = state.engine(arrays, r)
     budget = engine.max_num_batched_tokens - engine.decoders
-    cut = decoders.partials(arrays, r)
+    cut = state.count(arrays, r, state.PARTIAL)
     if engine.long_prefill_token_threshold or budget < 0 or cut > 1:
         return False
     opened = state.needing(arrays, r, engine.scheduled % engine.block_size).count
@@ -268,7 +268,9 @@ def _preempt(arrays: Any, r: Any, i: Any) -> None:
     """Return a request to the queue; its blocks keep their hashes, so that it may find them again."""
     request, engine = state.request(arrays, i), state.engine(arrays, r)
     decoders.put(arrays, r, i, state.NOWHERE)
-    kv.name_all(arrays, r, i, decoders.hashed(engine, request))
+    known = decoders.hashed(engine, request)
+    request.own_blocks = max(request.own_blocks, known)
+    kv.name(arrays, r, i, known)
     _release(arrays, r, i)
     if request.kv == state.HELD:  # KV that is to be handed on is gone: tokens in flight count for nothing
         decoders.drop_emissions(arrays, r, i)

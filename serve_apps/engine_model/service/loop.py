@@ -29,7 +29,7 @@ def run(arrays: Any, until_s: Any) -> int:
         horizon_s = due_s[service.arrived] if comes else until_s
         g = state.heap(arrays)[0]
         group = state.group(arrays, g)
-        waits = group.due_s > horizon_s or (not group.in_flight and group.due_s == horizon_s)
+        waits = _waits(group, horizon_s)
         if comes and (service.apart or waits):
             lose(arrays, horizon_s)
             send(arrays, horizon_s)
@@ -76,28 +76,31 @@ def _put(arrays: Any, at: Any, g: Any) -> None:
     state.group(arrays, g).place = at
 
 
+@inlined
+def _waits(group: Any, horizon_s: Any) -> bool:
+    """The next event of a replica comes after `horizon_s`, or is the begin of a step at that instant."""
+    return group.due_s > horizon_s or (not group.in_flight and group.due_s == horizon_s)
+
+
 @native
 def _serve(arrays: Any, g: Any, horizon_s: Any) -> bool:
     """Take the event that is due on a replica, and all of its events up to `horizon_s` if none else matters.
 
     False if its noise has to be drawn.
     """
-    group, coupled = state.group(arrays, g), state.service(arrays, 0).coupled
-    drawn = True
-    while True:
+    group, drawn = state.group(arrays, g), True
+    while drawn:
         if group.in_flight:
             steps.end(arrays, g)
             finish(arrays, g)
         elif steps.lacks_noise(arrays, g):
             drawn = False
-            break
-        elif steps.begin(arrays, g, group.due_s):
-            steps.begin_ahead(arrays, g)
-            start(arrays, g)
         else:
+            if steps.begin(arrays, g, group.due_s):
+                steps.begin_ahead(arrays, g)
             start(arrays, g)
         group.due_s = steps.due_s(arrays, g)
-        if coupled or group.due_s > horizon_s or (not group.in_flight and group.due_s == horizon_s):
+        if state.service(arrays, 0).coupled or _waits(group, horizon_s):
             break
     refresh(arrays, g)
     return drawn

@@ -92,7 +92,8 @@ def test_an_own_text_is_nobody_elses() -> None:
     pool = Pool(8)
     both = [pool.hold([(1, 2)], 4) for _ in range(2)]
     for number in both:
-        kv.name_all(pool.arrays.address, 0, number, 4)
+        pool.arrays.requests["own_blocks"][number] = 4
+        kv.name(pool.arrays.address, 0, number, 4)
     assert [kv.find(pool.arrays.address, 0, number, 9)[0] for number in both] == [4, 4]
     assert pool.found([(1, 2), (7, 4)])[0] == 2
 
