@@ -19,7 +19,7 @@ PREFILL = "prefill_"
 def shares(
     spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout, work: Mapping[str, float]
 ) -> dict[str, float]:
-    """Shares of the busy time by term of the step time, from the sums of `service.Work`.
+    """Shares of the busy time by term of the step time, from the sums of `Times.work`.
 
     Terms that are not linear in them (experts touched, quick reduce, noise) are one rest. Of a split node
     both sides' engines count, with the fields of `PREFILL` for those that compute prompts.
@@ -60,16 +60,13 @@ def peaks(
     The peak is that of the weights' type, None where it is unknown; int4 experts compute in bf16. Of a split
     node the KV is that of the engines that decode, and the peak that of all.
     """
-    if layout.prefill_side is not None:
-        kv_tokens, own, *flop = peaks(spec, model, hardware, layout.decode_side)
-        _, other, *_ = peaks(spec, model, hardware, layout.prefill_side)
-        return kv_tokens, None if own is None or other is None else own + other, flop[0], flop[1]
-    blocks = architecture.kv_blocks(spec, model, hardware, layout)
+    decode = layout.decode_side
+    blocks = kv_blocks(spec, model, hardware, decode) * decode.replicas_per_node * decode.data_parallel
     peak = hardware.fp8_flop_per_s if model.weights == "fp8" else hardware.bf16_flop_per_s
-    ranks = layout.replicas_per_node * layout.data_parallel
+    gpus = sum(side.replicas_per_node * side.gpus_per_replica for side in sides(layout))
     return (
-        float(blocks * spec.block_size * ranks),
-        None if peak is None else peak * ranks * layout.tensor_parallel,
+        float(blocks * spec.block_size),
+        None if peak is None else peak * gpus,
         float(architecture.linear_flop_per_token(model)),
         architecture.attention_flop_per_pair(model),
     )

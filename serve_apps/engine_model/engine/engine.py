@@ -222,11 +222,6 @@ class Engine:
         return self._count(state.ARRIVING) + self._count(state.WAITING) + self._count(state.LOADING)
 
     @property
-    def block_size(self) -> int:
-        """Tokens of a KV block."""
-        return self.kind.spec.block_size
-
-    @property
     def kv_usage(self) -> float:
         """Share of the KV blocks in use, 0 to 1."""
         return float(1 - self.arrays.engines["free"].sum() / self.arrays.engines["blocks"].sum())
@@ -267,7 +262,9 @@ class Engine:
 
     def _pieces(self, request: GenerateRequest) -> Ints:
         """The blocks of a prompt that others may share: a name and its place for each."""
-        full = request.input_tokens // self.block_size if self.kind.spec.enable_prefix_caching else 0
+        full = (
+            request.input_tokens // self.kind.spec.block_size if self.kind.spec.enable_prefix_caching else 0
+        )
         names = [hash(each) & LARGEST_NAME for each in request.hashes[:full]]
         return np.stack([np.array(names, np.int64), np.arange(1, len(names) + 1)], axis=1)
 
@@ -275,7 +272,7 @@ class Engine:
         """A request has no more of them than blocks."""
         requests = self.arrays.requests
         tokens = requests["prompt"].sum() + requests["output"].sum()
-        cells = 1 + 2 * len(requests) + int(tokens) // self.block_size
+        cells = 1 + 2 * len(requests) + int(tokens) // self.kind.spec.block_size
         if cells > len(self.arrays.cells):
             self.arrays.grow(cells=cells)
 

@@ -86,9 +86,10 @@ def remove(queue: Any, links: Any, family: Any, i: Any) -> None:
 
 @native
 def pop_first(queue: Any, links: Any, family: Any) -> Any:
-    """Take out the first, which must exist, and return it."""
+    """Take out the first and return it; `NONE` without any."""
     i = queue.head
-    remove(queue, links, family, i)
+    if i != NONE:
+        remove(queue, links, family, i)
     return i
 
 

@@ -284,12 +284,6 @@ def count(arrays: Any, r: Any, place: Any) -> Any:
     return queue(arrays, r, place).count
 
 
-def _new_request() -> Any:
-    request = np.zeros(1, REQUEST)
-    for name in TIMES.split()[2:]:
-        request[name] = np.nan
-    request["cached"] = request["mate"] = NONE
-    return request[0]
-
-
-NEW_REQUEST = _new_request()
+NEW_REQUEST = np.zeros((), REQUEST)
+NEW_REQUEST[TIMES.split()[2:]] = np.nan
+NEW_REQUEST[["cached", "mate"]] = NONE

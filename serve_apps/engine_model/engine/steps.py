@@ -58,17 +58,15 @@ def _choose(arrays: Any, r: Any, now_s: Any) -> bool:
 def pop_finished(arrays: Any, r: Any) -> Any:
     """The next request that finished in the step that ended last; `NONE` after the last."""
     queue = state.queue(arrays, r, state.ENDING + (state.engine(arrays, r).completed & 1))
-    return pop_first(queue, state.links(arrays), state.ENDS) if queue.count else NONE
+    return pop_first(queue, state.links(arrays), state.ENDS)
 
 
 @native
 def pop_started(arrays: Any, r: Any) -> Any:
     """The next request that took blocks for the KV of another engine; `NONE` after the last."""
-    queue = state.queue(arrays, r, state.STARTED)
-    if not queue.count:
-        return NONE
-    i = pop_first(queue, state.links(arrays), state.MOVES)
-    state.request(arrays, i).moving = 0
+    i = pop_first(state.queue(arrays, r, state.STARTED), state.links(arrays), state.MOVES)
+    if i != NONE:
+        state.request(arrays, i).moving = 0
     return i
 
 

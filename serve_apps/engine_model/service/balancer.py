@@ -145,13 +145,11 @@ def choose(arrays: Any, side: Any, k: Any) -> Any:
     balancer, opened = state.balancer(arrays, side), state.open_counts(arrays)
     if balancer.mode == LEAST:
         return balancer.first + _least_busy(arrays, side)
-    replica = state.choices(arrays)[2 * side, k]
+    replica, other = state.choices(arrays)[2 * side, k], state.choices(arrays)[2 * side + 1, k]
     if balancer.mode == BOUNDED:
-        return balancer.first + _next_with_room(arrays, side, replica)
-    if balancer.mode == FEWER:
-        other = state.choices(arrays)[2 * side + 1, k]
-        if opened[balancer.first + other] < opened[balancer.first + replica]:
-            replica = other
+        replica = _next_with_room(arrays, side, replica)
+    elif balancer.mode == FEWER and opened[balancer.first + other] < opened[balancer.first + replica]:
+        replica = other
     return balancer.first + replica
 
 

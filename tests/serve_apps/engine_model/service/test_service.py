@@ -49,7 +49,7 @@ def step_by_step(asked: SimulatedEngine, sent_s: Any, columns: Any, held: int = 
     def add(at_s: float) -> None:
         number = len(states)
         prompt, output, shared = (int(column[number]) for column in columns)
-        hashes = tuple(range(shared // engine.block_size))
+        hashes = tuple(range(shared // engine.kind.spec.block_size))
         states.append(engine.add(GenerateRequest(prompt, output, hashes), at_s))
 
     for _ in range(held):
