@@ -73,11 +73,7 @@ def peaks(
 
 
 def guess_qps(
-    workload: Workload,
-    model: Model,
-    hardware: Hardware,
-    layout: Layout,
-    kernels: KernelRatio | None = None,
+    workload: Workload, model: Model, hardware: Hardware, layout: Layout, kernels: KernelRatio | None = None
 ) -> float | None:
     """Requests per second and node by the roofline alone, in prefill and full decode batches only.
 

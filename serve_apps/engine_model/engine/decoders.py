@@ -99,6 +99,7 @@ def drop_emissions(arrays: Any, r: Any, i: Any) -> None:
 def set_partial(arrays: Any, r: Any, i: Any, kind: Any) -> None:
     """The request runs without decoding (`state.WHOLE`, `DUE`), or else does not (0)."""
     request, queue = state.request(arrays, i), state.queue(arrays, r, state.PARTIAL)
+    state.engine(arrays, r).due += (kind == state.DUE) - (request.partial == state.DUE)
     if kind and not request.partial:
         append(queue, state.links(arrays), state.PARTIALS, i)
     elif request.partial and not kind:

@@ -262,9 +262,8 @@ class Engine:
 
     def _pieces(self, request: GenerateRequest) -> Ints:
         """The blocks of a prompt that others may share: a name and its place for each."""
-        full = (
-            request.input_tokens // self.kind.spec.block_size if self.kind.spec.enable_prefix_caching else 0
-        )
+        spec = self.kind.spec
+        full = request.input_tokens // spec.block_size if spec.enable_prefix_caching else 0
         names = [hash(each) & LARGEST_NAME for each in request.hashes[:full]]
         return np.stack([np.array(names, np.int64), np.arange(1, len(names) + 1)], axis=1)
 

@@ -24,7 +24,9 @@ def schedule(arrays: Any, r: Any, now_s: Any) -> bool:
     preemptions, last = engine.preemptions, engine.scheduled
     number = last + 1
     state.emits(arrays, r, number & 1).count = 0
-    held = engine.prefill_schedule_interval > 1 and _holds_prefills(arrays, r, number)
+    # Soon after a step with prefill none is computed, if others decode and none was left waiting (vLLM 0.33).
+    soon = number - engine.prefill_step < engine.prefill_schedule_interval
+    held = soon and not engine.backed_up and state.count(arrays, r, state.RUNNING) > engine.due
     if (held and state.count(arrays, r, state.PARTIAL)) or not _continue_all(arrays, r, number):
         _walk(arrays, r, number, held)
     if engine.preemptions == preemptions:
@@ -181,21 +183,6 @@ def _continue_all(arrays: Any, r: Any, number: Any) -> bool:
     if cut and budget:
         decoders.compute(arrays, r, i, new, number)
     return True
-
-
-@native
-def _holds_prefills(arrays: Any, r: Any, number: Any) -> bool:
-    """Step `number` comes too soon after one with prefill, and there is something to decode (vLLM 0.33).
-
-    Where the last pass could not admit all, nothing is held back.
-    """
-    engine, i, due = state.engine(arrays, r), state.queue(arrays, r, state.PARTIAL).head, 0
-    if engine.backed_up or number - engine.prefill_step >= engine.prefill_schedule_interval:
-        return False
-    while i != NONE:
-        due += 1 if state.request(arrays, i).partial == state.DUE else 0
-        i = state.link(arrays, i, state.PARTIALS).next
-    return state.count(arrays, r, state.RUNNING) > due  # type: ignore[no-any-return]
 
 
 @native

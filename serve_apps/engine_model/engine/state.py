@@ -77,8 +77,8 @@ the others, at `joined` tokens, and until it leaves them, at `most`.
 ENGINE = np.dtype(
     # The place of the costs of a step in `costs`; KV blocks in all, free, and free ones that cache nothing.
     _fields(np.int64, f"{SETTINGS} kind blocks free blank")
-    # The last step with prefill; the last pass left requests waiting.
-    + _fields(np.int64, "prefill_step backed_up")
+    # The last step with prefill; the last pass left requests waiting; running ones with tokens to compute.
+    + _fields(np.int64, "prefill_step backed_up due")
     + _fields(np.float64, "front_end_s latency_s front_free_s")
     # Steps scheduled and completed; requests admitted so far, open, and loaded.
     + _fields(np.int64, "scheduled completed admitted open loaded decoders contexts")

@@ -80,19 +80,13 @@ class Replicas:
 class Service:
     """`replicas` of a kind, of a split node its decode engines, on the clock of `loop`.
 
-    There is room for so many `requests`, of at most `longest_output` tokens each, and for so many runs of KV
+    There is room for so many `requests`, of at most `longest` output tokens each, and for so many runs of KV
     blocks. With `tokens`, their number, the time of every one is kept, from row 1 of `arrays.tokens` on;
     row 0 is for those that no client sees.
     """
 
     def __init__(
-        self,
-        kind: EngineKind,
-        replicas: Replicas,
-        requests: int,
-        longest_output: int,
-        runs: int,
-        tokens: int = 0,
+        self, kind: EngineKind, replicas: Replicas, requests: int, longest: int, runs: int, tokens: int = 0
     ) -> None:
         self.replicas, self.kind, prefill = replicas, kind, kind.prefill
         sides = [(kind, replicas.count)]
@@ -102,7 +96,7 @@ class Service:
         self._counts = [count for _, count in sides]
         self.rows_each = len(sides)  # of a request: one on each side
         seeds = range(replicas.seed, replicas.seed + sum(self._counts))
-        self.arrays, self._noises = kinds.empty_arrays(sides, longest_output, seeds)
+        self.arrays, self._noises = kinds.empty_arrays(sides, longest, seeds)
         rows = requests * self.rows_each
         self._set_balancers(rows)
         self.arrays.make_requests(rows)
