@@ -158,7 +158,8 @@ def recipe(arguments: argparse.Namespace) -> int:
     parts = [study.part(name, {}) for name in study.names]
     for part in parts:
         refuse_misfit(part)
-    lines = [*map(calibration_probes.probe_line, parts), calibration_probes.total_line(parts)]
+    plans = [PlannedRun(part, programs.load_seconds(part)) for part in parts]
+    lines = [f"# {each.experiment.run}: {output.duration(each)}" for each in plans]
     return _measured(arguments, study, None, lines)
 
 

@@ -257,7 +257,8 @@ def plan_text(planned: PlannedRun, whole: bool = False) -> str:
 def duration(planned: PlannedRun) -> str:
     """The time that a command takes, in one line before it begins."""
     if planned.longest_s is None or planned.expected_s is None:
-        return f"{planned.experiment.closed_requests} requests in a closed loop: as long as that takes"
+        count, held = planned.experiment.closed_requests, planned.experiment.concurrency
+        return f"{count} requests in a closed loop of {held}: as long as that takes"
     clock = "" if planned.time_scale == 1 else f" (simulated clock x{planned.time_scale:g})"
     expected, longest = (minutes(s / planned.time_scale) for s in (planned.expected_s, planned.longest_s))
     return f"about {expected} of load after the start, at most {longest} if answers are late{clock}"

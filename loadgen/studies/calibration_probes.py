@@ -12,7 +12,6 @@ from analysis.results.studies import Parts
 from analysis.results.verdicts import StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import Slo, Workload
-from loadgen.drive import programs
 from loadgen.run.jobs import Job, OfferLoad
 from loadgen.studies.study import Study, seed_of
 
@@ -87,16 +86,6 @@ def check_experiment(experiment: Experiment) -> Experiment:
     return replace(experiment, workload=_workload(CHECK, experiment))
 
 
-def total_line(parts: Sequence[Experiment]) -> str:
-    """A line with the load time of all parts."""
-    lasts = [programs.load_seconds(part) for part in parts]
-    load_s = sum(filter(None, lasts))
-    return (
-        f"# in total {load_s:.0f} s ({load_s / 60:.0f} min) of load, and {lasts.count(None)} closed loops as "
-        "long as the service takes; deployment, warm-up and drain of each part come on top"
-    )
-
-
 def _probes(study: Experiment, rate_qps: float) -> dict[str, Experiment]:
     """The experiment of every part by name: closed loops, and shares of the expected rate."""
     probes = {}
@@ -123,12 +112,3 @@ def _probes(study: Experiment, rate_qps: float) -> dict[str, Experiment]:
 def _workload(name: str, experiment: Experiment) -> Workload:
     asks = experiment.workload
     return replace(load([f"workload={name}"]).workload, prompt=asks.prompt, tokenizer=asks.tokenizer)
-
-
-def probe_line(experiment: Experiment) -> str:
-    """One part as a line of the plan."""
-    tokens = f"{experiment.workload.input_tokens.mean}/{experiment.workload.output_tokens.mean}"
-    offered = f"{experiment.requests} requests, {experiment.concurrency} in flight"
-    if not experiment.concurrency:
-        offered = f"{experiment.rate_qps:.3g} QPS per node for {experiment.duration_s:.0f} s"
-    return f"# {experiment.run}: {tokens} tokens, prefix_hit {experiment.workload.prefix_hit:g}, {offered}"

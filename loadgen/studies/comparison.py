@@ -29,7 +29,7 @@ from loadgen.search.pacing import fitted
 from loadgen.search.policy import next_window, prior
 from loadgen.search.replay_policy import next_pair, without_evidence
 from loadgen.search.window_plan import MeasuredWindow, Stop, WindowPlan
-from loadgen.studies.study import TwoSides, seed_of
+from loadgen.studies.study import TwoSides, differing, seed_of
 
 KIND = "compare"
 ENDED_NS = 2**62
@@ -113,7 +113,7 @@ class Comparison(TwoSides):
         original = Original.of(load_run(self.path / "a"))
         pairs = PairedReplays.of(original, load_run(self.path / "b"))
         evidence = f"{pairs.whole} of {len(original.templates)} windows of A paired"
-        verdict = replace(verdict, differs=self.differs, evidence=evidence)
+        verdict = replace(verdict, differs=differing(**self.sides), evidence=evidence)
         if pairs.ratio is None or pairs.lack:
             reason = f"{pairs.lack}; raise search.budget_s"
             return replace(verdict, passed=False, exit_code=summary.EXIT_OPEN, reason=reason)

@@ -89,11 +89,6 @@ class TwoSides(Study):
     def part(self, name: str, done: Parts) -> Experiment:
         return replace(self.sides[name], run=name)
 
-    @property
-    def differs(self) -> dict[str, tuple[Any, ...]]:
-        """Keys whose values are not the same on both sides."""
-        return differing(self.sides["a"], self.sides["b"])
-
 
 def differing(a: Experiment, b: Experiment) -> dict[str, tuple[Any, ...]]:
     """Keys whose values are not the same in two experiments, as a verdict has them."""

@@ -125,7 +125,7 @@ def test_the_time_is_said_before_a_command_begins() -> None:
         "about 14 s of load after the start, at most 1 min 29 s if answers are late (simulated clock x2)"
     )
     closed = PlannedRun(load(["concurrency=4", "requests=100"]), None)
-    assert duration(closed) == "100 requests in a closed loop: as long as that takes"
+    assert duration(closed) == "100 requests in a closed loop of 4: as long as that takes"
     assert [minutes(s) for s in (34.2, 95, 511, 7400)] == ["34 s", "1 min 35 s", "8 min 31 s", "2 h 3 min"]
 
 
