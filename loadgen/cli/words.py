@@ -108,8 +108,14 @@ def _refuse_words_of_other_verbs(experiment: Experiment, verb: str) -> None:
     if verb != "probe" and set_keys:
         own = "has levels of its own" if verb == "progressive" else "finds the rate itself"
         raise ConfigError(f"{set_keys[0]} belongs to probe; {verb} {own}")
+    replayed = verb == "predict" and experiment.is_replay
+    if experiment.workload.arrivals.kind == "vllm_bench" and not replayed:
+        raise ConfigError(
+            "workload.arrivals.kind=vllm_bench sends a number of requests, which predict rate_qps=... "
+            "requests=N replays; take kind=poisson, or kind=gamma with its burstiness"
+        )
     if verb != "predict":
-        _refuse_replay(experiment, verb)
+        _refuse_replay(experiment)
     if verb in ("probe", "recipe") and experiment.search.expected_qps:
         raise ConfigError(
             "search.expected_qps belongs to a search; probe offers the given load: "
@@ -133,13 +139,8 @@ def _refuse_words_of_other_verbs(experiment: Experiment, verb: str) -> None:
         )
 
 
-def _refuse_replay(experiment: Experiment, verb: str) -> None:
+def _refuse_replay(experiment: Experiment) -> None:
     """Refuse, for a verb that measures, words that only a predicted replay of requests supports."""
-    if experiment.workload.arrivals.kind == "vllm_bench":
-        raise ConfigError(
-            "workload.arrivals.kind=vllm_bench sends a number of requests, which predict replays; "
-            f"{verb} takes kind=poisson, or kind=gamma with its burstiness"
-        )
     if experiment.requests is not None and experiment.concurrency is None:
         raise ConfigError(
             "requests=... needs concurrency=...; rate_qps=... is held for duration_s=... (predict replays "

@@ -49,24 +49,14 @@ Figures = Mapping[str, float | None]
 
 
 def refuse(experiment: Experiment) -> None:
-    """Raise ConfigError for what a replay does not support, and for what only a replay supports."""
-    workload, kind, seed = experiment.workload, experiment.workload.arrivals.kind, experiment.seed
-    if experiment.is_replay and (
-        unseen := [limit for limit in experiment.slo.limits if metric_of(limit) in UNSEEN]
-    ):
-        raise ConfigError(f"a replay of requests=... does not know {label(unseen[0])}; leave its bound out")
-    if experiment.is_replay and experiment.slo.itl_within != ITL_WITHIN:
-        raise ConfigError(
-            f"a replay of requests=... knows the {ITL_WITHIN:g} quantile of a request's own gaps alone; "
-            "leave slo.itl_within out"
-        )
+    """Raise ConfigError for what a replay does not support."""
     if not experiment.is_replay:
-        if kind == "vllm_bench":
-            raise ConfigError(
-                "workload.arrivals.kind=vllm_bench sends a number of requests at a rate; add "
-                "rate_qps=... requests=N"
-            )
         return
+    workload, slo, seed = experiment.workload, experiment.slo, experiment.seed
+    unseen = [label(limit) for limit in slo.limits if metric_of(limit) in UNSEEN]
+    unseen += ["slo.itl_within"] if slo.itl_within != ITL_WITHIN else []
+    if unseen:
+        raise ConfigError(f"a replay of requests=... does not know {unseen[0]}; leave it out")
     if workload.has_sessions:
         raise ConfigError(
             "a replay begins with an empty service, which has no sessions yet; leave workload.sessions and "
@@ -77,9 +67,9 @@ def refuse(experiment: Experiment) -> None:
             f"requests=... come to one service but routing=per_node makes {experiment.streams}; use "
             "routing=leastconn or one node"
         )
-    if kind == "trace":
+    if workload.arrivals.kind == "trace":
         raise ConfigError("workload.arrivals.kind=trace has requests of its own; leave requests=... out")
-    if kind == "vllm_bench" and seed > MOST_SEED:
+    if workload.arrivals.kind == "vllm_bench" and seed > MOST_SEED:
         raise ConfigError(f"seed={seed}: vllm bench serve takes 0 to {MOST_SEED}")
     if (count := requests_of(experiment)) > MOST_REQUESTS:
         raise ConfigError(

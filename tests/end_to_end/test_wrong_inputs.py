@@ -149,9 +149,9 @@ SWEPT = {
     # what a prediction alone replays, and what no replay knows
     "probe rate_qps=4 requests=100": "requests=... needs concurrency=...; rate_qps=... is held for",
     "probe concurrency=4 requests=4": "requests=4 must be above concurrency=4: the first requests only",
-    "sweep workload.arrivals.kind=vllm_bench": "sends a number of requests, which predict replays",
-    "probe rate_qps=4 workload.arrivals.kind=vllm_bench": "probe takes kind=poisson, or kind=gamma",
-    "predict rate_qps=4 workload.arrivals.kind=vllm_bench": "add rate_qps=... requests=N",
+    "sweep workload.arrivals.kind=vllm_bench": "sends a number of requests, which predict",
+    "probe rate_qps=4 workload.arrivals.kind=vllm_bench": "take kind=poisson, or kind=gamma",
+    "predict rate_qps=4 workload.arrivals.kind=vllm_bench": "which predict rate_qps=... requests=N replays",
     "predict requests=100": "requests=... needs rate_qps=... or concurrency=...",
     "predict rate_qps=8 requests=0": "requests=0 must be 1 to 100000000",
     "predict rate_qps=8 requests=1.5": "requests=1.5 must be a whole number",
