@@ -77,7 +77,8 @@ class Driver:
         return self.feed.elapsed_s()
 
     def announce(self, plan: WindowPlan, window: Window) -> None:
-        """Report what is offered next."""
+        """Report what is offered next, and the real seconds of load until the budget is spent."""
+        budget_s = self.budget_s()
         self.emit(
             "window",
             index=plan.index,
@@ -87,13 +88,8 @@ class Driver:
             window_s=None if window.concurrency else plan.window_s,
             reason=plan.reason,
             start_s=window.start_ns / NS,
-            left_s=self._left_s(),
+            left_s=None if budget_s is None else max(0.0, budget_s - self.elapsed_s()) / self.plan.time_scale,
         )
-
-    def _left_s(self) -> float | None:
-        """Real seconds of load until the budget is spent; None without one."""
-        budget_s = self.budget_s()
-        return None if budget_s is None else max(0.0, budget_s - self.elapsed_s()) / self.plan.time_scale
 
     def settle(self, plan: WindowPlan) -> None:
         """Let the backlog of the last window be answered where the next one asks for that."""

@@ -141,13 +141,9 @@ class Windows:
         self, plan: WindowPlan, window: Window, evidence: WindowEvidence, now_ns: int
     ) -> MeasuredWindow:
         """A window counted and judged as known now; a void one weighs nothing."""
-        table, slo, workload, streams = (
-            self.requests(window.index),
-            self.plan.slo,
-            self.plan.workload,
-            self.plan.streams,
-        )
+        table, slo, workload = self.requests(window.index), self.plan.slo, self.plan.workload
         counts, rows = count(table, window, slo, workload, now_ns), in_window(table, window)
+        streams = self.plan.streams
         evidence = dataclasses.replace(
             service_loss.added(evidence, self.outages(), rows, window),
             planned=self.ledger.planned(window.index, window.window_start_ns, window.window_end_ns),
@@ -239,7 +235,10 @@ class Windows:
             "pending": counts.pending,
             "failures": failures.kinds(rows),
             **{bound.column: window_table.limited(rows, bound, now_ns) for bound in bounds},
-            **{f"over_{limit}_pct": _percent(counted.share) for limit, counted in counts.limits.items()},
+            **{
+                f"over_{limit}_pct": None if counted.share is None else 100 * counted.share
+                for limit, counted in counts.limits.items()
+            },
             "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
             "work_qps_per_node": math.exp(counts.log_work),
             "verdict": window_word(window),
@@ -260,10 +259,6 @@ def window_word(window: MeasuredWindow) -> str:
     counted = window.counts.limits
     over = [limit for limit, counts in counted.items() if (counts.share or 0) > allowed_over(limit)]
     return f"over {' and '.join(over)}" if over else "within"
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
 
 
 WATCH_S = 2.0
@@ -310,9 +305,8 @@ def so_far(
 def _latency(rows: pa.Table, slo: Slo, bound: Bound, now_ns: int) -> LatencySoFar:
     over, known = parts_over(rows, slo, bound, now_ns)
     total = float(known.sum())
-    latency = np.empty(0)
-    if metric_of(bound.limit) in PER_REQUEST:
-        latency = latency_so_far(rows, bound, now_ns)
+    has_own = metric_of(bound.limit) in PER_REQUEST
+    latency = latency_so_far(rows, bound, now_ns) if has_own else np.empty(0)
     return LatencySoFar(
         bound_ms=bound.ms,
         known=round(total),

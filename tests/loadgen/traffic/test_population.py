@@ -301,7 +301,7 @@ def test_a_planned_turn_has_what_its_prompt_shares() -> None:
         (["profile_qps=[[0,1],[60,2]]"], "open loop"),
         (["routing=per_node"], "several replicas"),
         (["workload.conversations.turns=1"], "turns"),
-        (["workload.conversations.max_prompt_tokens=700"], "half of it must be above"),
+        (["workload.conversations.max_prompt_tokens=700"], "half of it above"),
         (["workload.conversations.system_tokens=-1"], "system_tokens=-1 must be at least 0"),
         (["workload.conversations.answer_tokens={kind: uniform, cv: 0, spread: .1}"], "fixed or lognormal"),
         (["workload.conversations.truncation=smart"], "truncation"),

@@ -192,46 +192,6 @@ def profile_of(*qps: float) -> Profile:
     return Profile([7.0 * i for i in range(len(qps))], qps)
 
 
-def rate_at(offset_s: list[float], qps: list[float], at_s: float) -> float:
-    """The rate by the definition; at a jump the later one."""
-    if at_s < offset_s[0]:
-        return qps[0]
-    i = max(k for k, offset in enumerate(offset_s) if offset <= at_s)
-    if i == len(qps) - 1:
-        return qps[-1]
-    return qps[i] + (qps[i + 1] - qps[i]) * (at_s - offset_s[i]) / (offset_s[i + 1] - offset_s[i])
-
-
-POINTS = st.lists(
-    st.tuples(st.floats(0, 20), st.one_of(st.just(0.0), st.floats(0.01, 100))), min_size=1, max_size=6
-)
-
-
-@settings(max_examples=80, deadline=None)
-@given(POINTS, st.floats(-10, 120))
-def test_the_expected_count_is_the_integral_of_the_rate(
-    points: list[tuple[float, float]], at_s: float
-) -> None:
-    offset_s = np.cumsum([0.0, *(gap for gap, _ in points[1:])]).tolist()
-    qps = [rate for _, rate in points]
-    edges = np.unique([0.0, at_s, *(o for o in offset_s if min(0, at_s) < o < max(0, at_s))])
-    # Piecewise linear: the midpoint rule is exact within a piece.
-    area = sum((b - a) * rate_at(offset_s, qps, (a + b) / 2) for a, b in zip(edges, edges[1:], strict=False))
-    expected = Profile(offset_s, qps).expected(at_s)
-    assert float(expected) == pytest.approx(area if at_s > 0 else -area, rel=1e-9, abs=1e-6)
-
-
-@settings(max_examples=80, deadline=None)
-@given(POINTS.filter(lambda points: points[-1][1] > 0), st.lists(st.floats(0, 5000), min_size=1))
-def test_the_inverse_undoes_the_integral(points: list[tuple[float, float]], counts: list[float]) -> None:
-    offset_s = np.cumsum([0.0, *(gap for gap, _ in points[1:])])
-    profile = Profile(offset_s.tolist(), [rate for _, rate in points])
-    asked = np.sort(np.array(counts))
-    at_s = profile.when_s(asked)
-    assert np.all(np.diff(at_s) >= -1e-9)
-    assert profile.expected(at_s) == pytest.approx(asked, rel=1e-9, abs=1e-6)
-
-
 @pytest.mark.parametrize("workload", [FIXED, BURSTY, EVEN], ids=lambda w: w.name)
 def test_arrivals_follow_the_profile_piece_by_piece(workload: Workload) -> None:
     profile = Profile.from_points([[0, 200], [10, 600], [10, 0], [20, 0], [40, 900]], nodes=2)

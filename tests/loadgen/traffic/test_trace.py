@@ -207,26 +207,6 @@ def test_no_file_gets_past_its_error(tmp_path_factory: pytest.TempPathFactory, t
         assert len(read) >= 1
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 10**9), st.integers(1, 10**6), st.integers(0, 10**5)),
-        min_size=1,
-        max_size=30,
-    )
-)
-def test_both_forms_say_the_same(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int]]
-) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    lines = "".join(request(timestamp=at, input_length=i, output_length=o) for at, i, o in rows)
-    times = np.array([at for at, _, _ in rows]).astype("datetime64[ms]")
-    table = "".join(f"{at},{i},{o}\n" for at, (_, i, o) in zip(times, rows, strict=True))
-    one, other = trace.read_trace(written(folder, lines)), trace.read_trace(written(folder, HEADER + table))
-    assert columns(one) == columns(other)
-    assert one.due_ns[0] == 0 and np.all(np.diff(one.due_ns) >= 0)
-
-
 def test_resolving_fills_in_the_means(tmp_path: Path) -> None:
     workload = load(["workload=trace", f"workload.trace={written(tmp_path, AZURE)}"]).workload
     result = trace.resolve(workload)
@@ -246,12 +226,6 @@ def test_arrivals_at_one_time_cannot_be_scaled(text: str, tmp_path: Path) -> Non
         trace.resolve(load(words).workload)
     poisson = load([*words, "workload.arrivals.kind=poisson"]).workload
     assert trace.resolve(poisson).input_tokens.mean == 9
-
-
-def test_a_missing_trace_is_refused_where_the_workload_is_resolved(tmp_path: Path) -> None:
-    workload = load(["workload=trace", f"workload.trace={tmp_path}/none.csv"]).workload
-    with pytest.raises(ConfigError, match="none.csv: No such file"):
-        trace.resolve(workload)
 
 
 LENGTHS = {"input_tokens": "{100: 0.25, 300: 0.75}", "output_tokens": "{10: 1.0}"}
