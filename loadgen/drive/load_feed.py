@@ -101,7 +101,7 @@ class Ledger:
         self._pending: dict[int, pa.Table] = {}
         self._plans: dict[int, ArrivalSchedule] = {}
         self._lost = 0
-        self._asked: dict[tuple[int, ...], pa.Table] = {}  # since `_keep`, by which every change goes
+        self._joined: dict[tuple[int, ...], pa.Table] = {}  # since `_keep`, by which every change goes
 
     def plan(self, schedule: ArrivalSchedule) -> None:
         """Remember what was planned for a window, also in several pieces."""
@@ -130,11 +130,11 @@ class Ledger:
 
     def rows(self, *indices: int) -> pa.Table:
         """All rows of the windows, each request once."""
-        if indices not in self._asked:
+        if indices not in self._joined:
             tables = [table for i in indices for table in self._ended.get(i, [])]
             tables += [self._pending[i] for i in indices if i in self._pending]
-            self._asked[indices] = pa.concat_tables([NONE, *tables]).combine_chunks()
-        return self._asked[indices]
+            self._joined[indices] = pa.concat_tables([NONE, *tables]).combine_chunks()
+        return self._joined[indices]
 
     def planned(self, index: int, start_ns: int, end_ns: int) -> int | None:
         """Requests of a window that were due in [start, end); None where the plan is not known."""
@@ -148,7 +148,7 @@ class Ledger:
         self.touched = set()
 
     def _keep(self, ended: pa.Table) -> None:
-        self._asked = {}
+        self._joined = {}
         for index, rows in _by_window(ended).items():
             tables = self._ended[index]
             tables.append(rows)

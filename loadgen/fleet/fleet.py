@@ -54,7 +54,7 @@ class Member:
     """One load actor, owner of the requests with seq mod size = `index`; it answered last at `answered_ns`.
 
     It began at `began_ns` (monotonic) and was given up at `lost_ns`. `observing` is a report on its way since
-    `asked_ns`; `is_received` is False until it came, `pending` has the rows in flight by the last one.
+    `called_ns`; `is_received` is False until it came, `pending` has the rows in flight by the last one.
     """
 
     client_id: int
@@ -67,7 +67,7 @@ class Member:
     answered_ns: int = field(default_factory=time.monotonic_ns)
     silent: bool = False
     observing: Reply | None = None
-    asked_ns: int = 0
+    called_ns: int = 0
     is_received: bool = True
     pending: pa.Table = field(default_factory=records.PROGRESS.empty_table)
 
@@ -162,10 +162,10 @@ class LoadFleet:
         """Ask every actor for its report; one that was silent and answers now takes part again."""
         for member in self._alive():
             # A call that was under way when its network was cut may stay without any answer.
-            waited_s = (time.monotonic_ns() - member.asked_ns) / NS
+            waited_s = (time.monotonic_ns() - member.called_ns) / NS
             if member.observing is None or (member.silent and waited_s > REPLY_TIMEOUT_S):
                 member.observing = member.actor.call("observe", member.is_received)
-                member.is_received, member.asked_ns = False, time.monotonic_ns()
+                member.is_received, member.called_ns = False, time.monotonic_ns()
         self._take(self._answers(_observing(self._answering()), REPLY_TIMEOUT_S))
         back = self._answers(_observing(self._silent()), 0.0)
         self._take(back)

@@ -163,13 +163,13 @@ class _Lengths:
         where = f"{self._name} at {start:.20}"
         if not isinstance(fields, dict) or name not in fields:
             raise ValueError(f"{where} has no {name}; records of language and reasoning models have it")
-        given = fields[name]
+        recorded = fields[name]
         try:
-            if isinstance(given, str):
-                inner = given.strip().removeprefix("{").removesuffix("}")
+            if isinstance(recorded, str):
+                inner = recorded.strip().removeprefix("{").removesuffix("}")
                 pairs = [tuple(part.split(":")) for part in inner.split(",") if part.strip()]
             else:
-                pairs = list(given.items())
+                pairs = list(recorded.items())
             lengths = np.array([int(length) for length, _ in pairs], dtype=np.int64)
             shares = np.array([float(share) for _, share in pairs])
         except (ValueError, TypeError, AttributeError, OverflowError) as error:

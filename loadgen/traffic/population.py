@@ -274,7 +274,7 @@ class ConversationTraffic:
 
     def __init__(self, spec: Conversations) -> None:
         self._spec = spec
-        self._known: tuple[int, SessionPopulation] | None = None
+        self._current: tuple[int, SessionPopulation] | None = None
 
     def draw(
         self, rate_qps: float, bounds_ns: Bounds, *, window_index: int, first_seq: int, seed: int
@@ -291,9 +291,9 @@ class ConversationTraffic:
         return self._schedule(rows, due_ns, np.zeros_like(due_ns), -1, first_seq)
 
     def _population(self, seed: int) -> SessionPopulation:
-        if self._known is None or self._known[0] != seed:
-            self._known = seed, SessionPopulation(self._spec, seed)
-        return self._known[1]
+        if self._current is None or self._current[0] != seed:
+            self._current = seed, SessionPopulation(self._spec, seed)
+        return self._current[1]
 
     def _schedule(
         self, rows: Rows, due_ns: Ints, phase: Ints, window_index: int, first_seq: int

@@ -162,11 +162,11 @@ def scattered(shared: SharedPrefixes, copies: float, seed: int) -> tuple[SharedP
     rng = np.random.default_rng([seed, 11])
     part = (rng.random(len(shared.session)) * copies).astype(np.int64)
     session = shared.session * (int(copies) + 1) + part
-    known, place = np.unique(session, return_inverse=True)
+    sessions, place = np.unique(session, return_inverse=True)
     _, first = np.unique(shared.session, return_index=True)
     liked = shared.character[first] if len(first) else shared.character
     return shared._replace(
-        session=session, character=rng.permutation(np.resize(liked, len(known)))[place]
+        session=session, character=rng.permutation(np.resize(liked, len(sessions)))[place]
     ), part
 
 

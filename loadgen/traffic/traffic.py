@@ -263,7 +263,7 @@ class Traffic:
             )
         seed += PIECE_SEEDS * piece
 
-        def one(stream: int, parts: int) -> ArrivalSchedule:
+        def drawn(stream: int, parts: int) -> ArrivalSchedule:
             rng = generator(seed, window_index, ARRIVALS, stream)
             due_ns, lines = self._arrivals.within(rate_qps, parts, bounds_ns, rng)
             phase = phases_of(due_ns, bounds_ns)
@@ -272,8 +272,8 @@ class Traffic:
             )
 
         if streams:
-            return self._begun(interleaved([one(s, streams) for s in range(streams)], first_seq))
-        return self._begun(one(-1, 1))
+            return self._begun(interleaved([drawn(s, streams) for s in range(streams)], first_seq))
+        return self._begun(drawn(-1, 1))
 
     def replay(
         self, start_ns: int, duration_ns: int | None, *, window_index: int, first_seq: int, seed: int
