@@ -11,7 +11,7 @@ from analysis.live.state import WindowSoFar
 from loadgen.drive.load_feed import POLL_NS, LoadFeed, LoadPlan, Past
 from loadgen.drive.loss_recovery import LossRecovery, TargetLost
 from loadgen.drive.service_loss import DEAD_LEAST, heard_ns, in_flight, silent
-from loadgen.drive.windows import WATCH_S, Windows, so_far
+from loadgen.drive.windows import Windows
 from loadgen.fleet.target import Target
 from loadgen.search.window_plan import (
     ABORT_EVERY_S,
@@ -24,6 +24,8 @@ from loadgen.search.window_plan import (
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Profile
 
+WATCH_S = 2.0
+"""Real seconds between two updates for a watcher (our choice)."""
 RUN_OUT = 1.5
 """Median lives of an answer for which the load goes on after the last window (our choice)."""
 RUN_OUT_PIECE = 1000
@@ -149,14 +151,11 @@ class Driver:
         step_ns = int(WATCH_S * NS * self.plan.time_scale)
         while self.watcher and self.feed.target.now_ns() + step_ns < until_ns:
             self.feed.wait_until(self.feed.target.now_ns() + step_ns)
-            self.watcher(self._so_far(window))
+            now_ns = self.feed.target.now_ns()
+            spent_s = (now_ns - self.feed.free_ns) / NS + self.elapsed_s()
+            budget_s = self.budget_s()
+            self.watcher(self.windows.so_far(window, self.feed.samples, now_ns, spent_s, budget_s))
         self.feed.wait_until(until_ns)
-
-    def _so_far(self, window: Window) -> WindowSoFar:
-        now_ns, rows = self.feed.target.now_ns(), self.windows.ledger.rows(window.index)
-        spent_s = (now_ns - self.feed.free_ns) / NS + self.elapsed_s()
-        counts = so_far(rows, window, self.plan.slo, self.feed.samples, now_ns, spent_s)
-        return dataclasses.replace(counts, budget_s=self.budget_s())
 
     def _overload(self, window: Window, at_ns: int) -> str | None:
         slo, rows = self.plan.slo, self.loss.answerable(window.index)

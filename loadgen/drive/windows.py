@@ -16,20 +16,20 @@ from analysis.capacity.rules import WindowEvidence
 from analysis.capacity.service_change import Claim, claimed
 from analysis.capacity.window_counts import (
     NS,
+    LimitCount,
     Window,
     count,
     count_by_stream,
     in_window,
     latency_so_far,
-    parts_over,
     waiting,
     without_lag,
 )
 from analysis.live.state import LatencySoFar, WindowSoFar
-from analysis.rows import failures, metrics, records
+from analysis.rows import failures, metrics
 from analysis.stats.quantiles import quantile
 from conf.host_outage import HostOutage
-from conf.specs.bounds import PER_REQUEST, Bound, Slo, allowed_over, metric_of
+from conf.specs.bounds import PER_REQUEST, Bound, allowed_over, metric_of
 from loadgen.drive import service_loss
 from loadgen.drive.load_feed import Ledger, LoadPlan, Past
 from loadgen.drive.service_loss import invalidated
@@ -137,6 +137,44 @@ class Windows:
             self._claim = claimed(counted_windows(self.outcomes), belief, counted, self.requests)
         return self._claim
 
+    def so_far(
+        self,
+        window: Window,
+        health: Sequence[dict[str, Any]],
+        now_ns: int,
+        elapsed_s: float,
+        budget_s: float | None,
+    ) -> WindowSoFar:
+        """The running window at `now_ns`, in a run that has used `elapsed_s` of its budget."""
+        slo, table = self.plan.slo, self.ledger.rows(window.index)
+        counts, rows = count(table, window, slo, self.plan.workload, now_ns), in_window(table, window)
+        rows = metrics.chosen(rows, metrics.numbers(rows, "due_ns") <= now_ns)
+        seconds = max(0.0, (min(now_ns, window.window_end_ns) - window.window_start_ns) / NS)
+        newest = {beat["client_id"]: beat.get("in_flight") for beat in health}
+        in_flight = [number for number in newest.values() if number is not None]
+        return WindowSoFar(
+            index=window.index,
+            kind=window.kind,
+            rate_qps_per_node=None if window.concurrency else window.rate_qps / window.nodes,
+            achieved_qps_per_node=counts.requests / seconds / window.nodes if seconds else None,
+            now_s=now_ns / NS,
+            window_start_s=window.window_start_ns / NS,
+            window_end_s=window.planned_end_ns / NS,
+            sent=counts.requests,
+            answered=counts.completed,
+            failed=counts.failed,
+            pending=counts.pending,
+            in_flight=round(sum(in_flight)) if in_flight else None,
+            latencies={
+                bound.column: _latency(rows, bound, counts.over(bound.limit), now_ns) for bound in slo.bounds
+            },
+            lag_p99_ms=quantile(metrics.send_lag(rows), 0.99),
+            lag_gate_ms=lag_gate_ms(rows, slo),
+            elapsed_s=elapsed_s,
+            budget_s=budget_s,
+            failures=failures.kinds(rows),
+        )
+
     def _measured(
         self, plan: WindowPlan, window: Window, evidence: WindowEvidence, now_ns: int
     ) -> MeasuredWindow:
@@ -235,10 +273,7 @@ class Windows:
             "pending": counts.pending,
             "failures": failures.kinds(rows),
             **{bound.column: window_table.limited(rows, bound, now_ns) for bound in bounds},
-            **{
-                f"over_{limit}_pct": None if counted.share is None else 100 * counted.share
-                for limit, counted in counts.limits.items()
-            },
+            **{f"over_{limit}_pct": _percent(counted.share) for limit, counted in counts.limits.items()},
             "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
             "work_qps_per_node": math.exp(counts.log_work),
             "verdict": window_word(window),
@@ -261,56 +296,17 @@ def window_word(window: MeasuredWindow) -> str:
     return f"over {' and '.join(over)}" if over else "within"
 
 
-WATCH_S = 2.0
-"""Real seconds between two updates for a watcher (our choice)."""
-
-
-def so_far(
-    rows: pa.Table,
-    window: Window,
-    slo: Slo,
-    health: Sequence[dict[str, Any]],
-    now_ns: int,
-    elapsed_s: float,
-) -> WindowSoFar:
-    """The window at `now_ns`, in a run that has used `elapsed_s`; `rows` are those planned for it."""
-    inside = in_window(rows, window)
-    inside = metrics.chosen(inside, metrics.numbers(inside, "due_ns") <= now_ns)
-    ok, pending = (metrics.status_in(inside, status) for status in (records.OK, records.PENDING))
-    seconds = max(0.0, (min(now_ns, window.window_end_ns) - window.window_start_ns) / NS)
-    newest = {beat["client_id"]: beat.get("in_flight") for beat in health}
-    counts = [count for count in newest.values() if count is not None]
-    return WindowSoFar(
-        index=window.index,
-        kind=window.kind,
-        rate_qps_per_node=None if window.concurrency else window.rate_qps / window.nodes,
-        achieved_qps_per_node=inside.num_rows / seconds / window.nodes if seconds else None,
-        now_s=now_ns / NS,
-        window_start_s=window.window_start_ns / NS,
-        window_end_s=window.planned_end_ns / NS,
-        sent=inside.num_rows,
-        answered=int(ok.sum()),
-        failed=int((~ok & ~pending).sum()),
-        pending=int(pending.sum()),
-        in_flight=round(sum(counts)) if counts else None,
-        latencies={bound.column: _latency(inside, slo, bound, now_ns) for bound in slo.bounds},
-        lag_p99_ms=quantile(metrics.send_lag(inside), 0.99),
-        lag_gate_ms=lag_gate_ms(inside, slo),
-        elapsed_s=elapsed_s,
-        budget_s=None,
-        failures=failures.kinds(inside),
-    )
-
-
-def _latency(rows: pa.Table, slo: Slo, bound: Bound, now_ns: int) -> LatencySoFar:
-    over, known = parts_over(rows, slo, bound, now_ns)
-    total = float(known.sum())
+def _latency(rows: pa.Table, bound: Bound, counted: LimitCount, now_ns: int) -> LatencySoFar:
     has_own = metric_of(bound.limit) in PER_REQUEST
     latency = latency_so_far(rows, bound, now_ns) if has_own else np.empty(0)
     return LatencySoFar(
         bound_ms=bound.ms,
-        known=round(total),
+        known=round(counted.determined),
         p50_ms=quantile(latency, 0.5),
         p90_ms=quantile(latency, 0.9),
-        over_pct=100 * float(over.sum()) / total if total else None,
+        over_pct=_percent(counted.share),
     )
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
