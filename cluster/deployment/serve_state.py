@@ -246,9 +246,8 @@ def last_words(
     """
     deployments = details.get("applications", {}).get(app_name, {}).get("deployments", {})
     # Serve's message on a deployment is the traceback if its constructor raised.
-    sources = {
-        f"Ray Serve on {name}": str(row.get("message", "")).splitlines() for name, row in deployments.items()
-    }
+    messages = {f"Ray Serve on {name}": str(row.get("message", "")) for name, row in deployments.items()}
+    sources = {source: text.splitlines() for source, text in messages.items()} | _logs(app_name, since_s)
     kept = {
         source: [one_line(masked(line, environment), LETTERS) for line in lines if line.strip()][-LINES:]
         for source, lines in sources.items()
