@@ -49,12 +49,6 @@ def test_a_tie_counts_in_equal_parts_and_probabilities_add_up_to_1() -> None:
     assert ranking.tie_probability(nodes) == 0.5
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_probabilities_add_up_to_1_for_any_draws(seed: int) -> None:
-    nodes = np.random.default_rng(seed).integers(1, 6, (7, 300))
-    assert ranking.best_probability(nodes).sum() == pytest.approx(1.0)
-
-
 def test_what_all_shapes_share_cancels() -> None:
     """Each capacity is unknown by 20 %, but in every draw the second has 10 % more."""
     joint = nodes_of(np.exp(shared_and_own((0.0, 0.1))))

@@ -218,9 +218,3 @@ def test_html_escapes_the_words_of_others_and_cuts_what_is_absurdly_long() -> No
 def test_markup_of_the_terminal_in_a_cell_stays_text() -> None:
     lines = table_lines(Table("", ("a", "b"), (("[bold]x[/bold]", "y"), ("\u4e2d", "z"))))
     assert [line.strip() for line in lines[1:]] == ["[bold]x[/bold]  y", f"\u4e2d{' ' * 14}z"]
-
-
-@pytest.mark.parametrize("word", ["SIMULATED, VALID", "certified", "to quote", "limited by", "lost_actors"])
-def test_a_run_says_the_same_on_the_screen_and_in_a_notebook(word: str) -> None:
-    answer = load_run(GOLDEN).answer()
-    assert word in str(answer) and word in answer._repr_html_()
