@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.stats.estimate import Estimate, number
+from analysis.stats.estimate import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -200,12 +200,11 @@ def note(ax: Axes, x: float, y: float, text: str, **look: Any) -> None:
     ax.annotate(text, (x, y), **{"fontsize": NOTE_PT, "color": INK, **placed, **look})
 
 
-def bound(ax: Axes, value: float, text: str, right: bool = True) -> None:
-    """A horizontal line that must not be crossed, named at its end, where the name hides no data."""
+def bound(ax: Axes, value: float, text: str) -> None:
+    """A horizontal line that must not be crossed, named at its left end, below all data."""
     ax.axhline(value, **LIMIT)
-    side, at = ("right", 0.995) if right else ("left", 0.005)
-    place: Look = {"xycoords": ax.get_yaxis_transform(), "xytext": (0, 3), "ha": side, "va": "bottom"}
-    note(ax, at, value, text, **OVER, **place, zorder=BELOW_DATA)
+    place: Look = {"xycoords": ax.get_yaxis_transform(), "xytext": (0, 3), "ha": "left", "va": "bottom"}
+    note(ax, 0.005, value, text, **OVER, **place, zorder=BELOW_DATA)
 
 
 def latency_axis(ax: Axes, values: Iterable[float | None], bound_ms: float | None, of: str = "") -> float:
@@ -217,7 +216,7 @@ def latency_axis(ax: Axes, values: Iterable[float | None], bound_ms: float | Non
     ax.set_ylim(min(ends) / 1.6, high)
     log_axis(ax, "y")
     if bound_ms is not None:
-        bound(ax, bound_ms, f"bound{of} {ms(bound_ms)}", right=False)
+        bound(ax, bound_ms, f"bound{of} {bound_ms:,.4g} ms")
     return high / 1.12
 
 
@@ -229,13 +228,6 @@ def qps(value: float) -> str:
 def counted(count: int, noun: str) -> str:
     """A count with its noun in the right number."""
     return f"{count:,} {noun if count == 1 else noun + 's'}"
-
-
-def ms(value: float | None) -> str:
-    """A latency with its unit, or `infinite`, or `unknown`."""
-    if value is None or not math.isfinite(value):
-        return number(value)
-    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 def within(estimate: Estimate, left: float, right: float) -> tuple[float, float]:

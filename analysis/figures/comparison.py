@@ -254,10 +254,8 @@ class Nodes(Exhibit):
         )
         for name, key, look in series:
             canvas.series(ax, [(row["demand_qps"], row[key]) for row in self.rows], **look, label=name)
-        ax.axvline(peak, color=canvas.PALE, linewidth=0.9, linestyle=":")
-        ax.plot([peak], [nodes], **canvas.dots(canvas.INK, "*", 14))
-        words = f"{counted(nodes, 'node')} at {peak:,.6g} QPS"
-        canvas.note(ax, peak, nodes, words, xytext=(-8, 8), ha="right", va="bottom")
+        at_peak = f"{counted(nodes, 'node')} at {peak:,.6g} QPS"
+        ax.axvline(peak, color=canvas.PALE, linewidth=0.9, linestyle=":", label=at_peak)
         ax.set_xlim(0, None)
         ax.set_ylim(0, None)
         ax.xaxis.set_major_formatter("{x:,.0f}")

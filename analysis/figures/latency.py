@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.capacity import window_table
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Look, ms, qps
+from analysis.figures.canvas import Axes, Figure, Look, qps
 from analysis.figures.exhibit import WORDS, Exhibit, NoData, Row, RunData, WindowRows, mark
 from analysis.stats.dispersion import quantile_interval
 from analysis.stats.quantiles import quantile
@@ -142,7 +142,7 @@ class ShareOver(Exhibit):
         ax.set_ylim(LEAST / 1.3, 130)
         canvas.log_axis(ax, "y")
         canvas.label(ax, "rate offered (QPS per node)", "share over / allowed share")
-        canvas.bound(ax, 1.0, "as many over as allowed", right=False)
+        canvas.bound(ax, 1.0, "as many over as allowed")
 
 
 def _share_row(line: Mapping[str, Any], limit: Limit) -> Row:
@@ -167,7 +167,7 @@ CURVE_QUANTILES = (0.5, 0.9, 0.99)
 class Cdf(Exhibit):
     """Share of the requests answered within each TTFT and each TPOT (ms, log), one curve per offered rate.
 
-    The mark is the bound at 90 %: a curve that passes to the left of it keeps the bound. Quantiles of a
+    A curve that passes to the left of the bound at 90 % keeps it. Quantiles of a
     window with failures are infinite where these reach. At most six valid windows are drawn. Raises NoData
     without a valid window.
     """
@@ -228,8 +228,7 @@ def _draw_curves(ax: Axes, limit: Limit, windows: Sequence[WindowRows], bound_ms
     canvas.label(ax, f"{limit.upper()} (ms)", "")
     if bound_ms is None:
         return
-    ax.plot([bound_ms, bound_ms], [0, QUANTILE], **canvas.LIMIT)
-    ax.plot([bound_ms], [QUANTILE], marker="<", markersize=8, color=canvas.VERMILLION, linestyle="")
+    ax.axvline(bound_ms, **canvas.LIMIT)
     ax.axhline(QUANTILE, color=canvas.PALE, linewidth=0.8, linestyle=":")
     beside: Look = {"ha": "right", "xytext": (-3, 3), "rotation": 90, "va": "bottom"}
-    canvas.note(ax, bound_ms, 0.02, f"bound {ms(bound_ms)}", **beside)
+    canvas.note(ax, bound_ms, 0.02, f"bound {bound_ms:,.4g} ms", **beside)

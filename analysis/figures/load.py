@@ -1,21 +1,16 @@
-"""Figures of the load: the rates of the search with what was believed, and how late the load generator was.
-
-The gates are those of `analysis.capacity.checks`.
-"""
+"""Figures of the load: the rates of the search with what was believed, and how late the generator was."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from analysis.capacity.checks import CPU_SHARE, RUN_SHARE, lag_gate_ms
+from analysis.capacity.checks import lag_gate_ms
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Floats, Look, counted, ms, qps
+from analysis.figures.canvas import Axes, Figure, Floats, Look, counted, qps
 from analysis.figures.exhibit import WORDS, CapacityRow, Exhibit, NoData, Row, RunData, WindowRows, mark
-from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
 from analysis.views.rates import VOID
 
@@ -121,24 +116,23 @@ def _draw_answer(ax: Axes, answer: CapacityRow, at_min: float) -> None:
 QUANTILES = (0.5, 0.9, 0.99)
 TAIL = 0.01
 """The gate is on the 99th percentile: this share may be later."""
-MOST_STEPS, MOST_BINS = 150, 300
-"""Most points of a curve, and of a line over time."""
+MOST_STEPS = 150
+"""Most points of a curve."""
 LEAST_MS = 0.01
 """Left edge of the lag's axis: a smaller lag is not worth a decade."""
 
 
 class ClientLag(Exhibit):
-    """Share of the sends later than each lag (ms, both log); CPU and run share of the load actors over time.
+    """Share of the sends later than each lag (ms, both log).
 
     The curve must pass below the gate's corner, 1 % at the allowed lag; sends that never left keep it up.
-    Each of the other two has a panel of its own with its own bound. Raises NoData without a window.
+    Raises NoData without a window.
     """
 
     name = "client_lag"
     title = "The load generator's own lateness"
     section = "client", "Was the load generator fast enough?", "A late one looks like a slow server."
-    source = "requests/*.parquet, clients.parquet, sweep.json"
-    height_in = 5.4
+    source = "requests/*.parquet, sweep.json"
     shown = {
         "lag_p99_ms": "ms of p99 send lag",
         "gate_p99_ms": "ms allowed",
@@ -146,22 +140,16 @@ class ClientLag(Exhibit):
     }
 
     def __init__(self, data: RunData) -> None:
-        self.windows, self.clients = data.windows, data.run.clients()
-        self.gate_ms = _gate_ms(data)
+        self.windows, self.gate_ms = data.windows, _gate_ms(data)
         self.rows = [_lag_row(window, self.gate_ms) for window in self.windows]
         self.worst = max(self.windows, key=lambda window: quantile(window.lag_ms, 0.99) or 0.0)
         """The window with the largest p99 send lag."""
 
     def draw(self, figure: Figure) -> None:
-        heights = (2.4, 1, 1) if self.clients.num_rows else (1,)
-        lag, *health = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
-        _draw_curve(lag, "all windows", np.concatenate([w.lag_ms for w in self.windows]), canvas.STYLES[0])
-        worst = self.worst
-        _draw_curve(lag, f"worst window ({qps(worst.rate)} QPS per node)", worst.lag_ms, canvas.STYLES[1])
-        _draw_gate(lag, self.gate_ms)
-        if health:
-            _draw_health(health[0], health[1], self.clients)
-        figure.align_ylabels()
+        ax, worst = figure.subplots(), self.worst
+        _draw_curve(ax, "all windows", np.concatenate([w.lag_ms for w in self.windows]), canvas.STYLES[0])
+        _draw_curve(ax, f"worst window ({qps(worst.rate)} QPS per node)", worst.lag_ms, canvas.STYLES[1])
+        _draw_gate(ax, self.gate_ms)
 
 
 def _gate_ms(data: RunData) -> float:
@@ -213,35 +201,6 @@ def _draw_gate(ax: Axes, gate_ms: float) -> None:
     corner: Look = {"facecolor": "none", "edgecolor": canvas.VERMILLION, "hatch": "///", "linewidth": 0}
     ax.fill_between([gate_ms, right], TAIL, 1, **corner, alpha=0.45)
     ax.plot([gate_ms, gate_ms, right], [1, TAIL, TAIL], **canvas.LIMIT)
-    text = f"gate: at most 1 % later than {ms(gate_ms)}"
+    text = f"gate: at most 1 % later than {gate_ms:,.4g} ms"
     canvas.note(ax, right, TAIL, text, ha="right", va="top", xytext=(-2, -3))
     canvas.label(ax, "send lag behind the planned time (ms)", "share of sends later")
-
-
-def _draw_health(cpu: Axes, own: Axes, clients: pa.Table) -> None:
-    at, used, run_share = _by_second(clients)
-    cpu.sharex(own)
-    cpu.tick_params(labelbottom=False)
-    cpu.plot(at, used, color=canvas.BLUE, linewidth=1)
-    own.plot(at, run_share, color=canvas.GREEN, linestyle="-.", linewidth=1)
-    if np.isnan(run_share).all():
-        canvas.note(own, 0.5, 0.5, "not told", **canvas.MIDDLE)
-    canvas.bound(cpu, CPU_SHARE, f"gate: at most {CPU_SHARE:g} over a window")
-    # It informs and makes no window void: no line that must not be crossed.
-    noted = f"run share noted below {RUN_SHARE:g} over a window"
-    own.axhline(RUN_SHARE, **canvas.line(canvas.PALE, ":", 1), label=noted)
-    for panel, name in ((cpu, "CPU share,\nbusiest actor"), (own, "run share,\nmost crowded")):
-        panel.set_ylim(0, 1.05)
-        canvas.label(panel, "", name)
-    own.set_xlabel("time since the start of the run's clock (s)")
-
-
-def _by_second(clients: pa.Table) -> tuple[Floats, Floats, Floats]:
-    """Seconds, the largest CPU share and the smallest run share in each bin of time; nan if not reported."""
-    at_s = metrics.numbers(clients, "clock_ns") / NS
-    width_s = max(1.0, float(np.ptp(at_s)) / MOST_BINS)
-    clients = clients.append_column("bin", pa.array(np.floor(at_s / width_s)))
-    worst = [("cpu_share", "max"), ("run_share", "min")]
-    bins = clients.group_by("bin", use_threads=False).aggregate(worst).sort_by("bin")
-    at, cpu, own = (metrics.numbers(bins, name) for name in ("bin", "cpu_share_max", "run_share_min"))
-    return at * width_s, cpu, own
