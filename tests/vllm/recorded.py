@@ -5,14 +5,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from conf import load
-from conf.specs.experiment import Constant, Layout, SimulatedEngine
+from conf.specs.experiment import Constant, Layout
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from serve_apps.engine_model.engine import steps
-from serve_apps.engine_model.engine.engine import Engine, RequestState
 from serve_apps.engine_model.engine.kinds import EngineKind
+from serve_apps.engine_model.service import loop
+from serve_apps.engine_model.service.balancer import Balance, choice
+from serve_apps.engine_model.service.service import Replicas, Service
 from tests.support.virtual.books import check_integrity, chosen
 from tests.vllm.real_core import Log, Work
 
@@ -33,10 +36,6 @@ class Prompt(NamedTuple):
     output_tokens: int
     shared: int = 0
     family: int = 0
-
-    def hashes(self, block_size: int) -> tuple[int, ...]:
-        """One for each whole block that the prompt shares."""
-        return tuple(hash((self.family, index)) for index in range(self.shared // block_size))
 
 
 def token_ids(prompts: Sequence[Prompt]) -> list[tuple[float, list[int], int]]:
@@ -70,48 +69,75 @@ def step_time(
     return duration_s
 
 
-class RecordedEngine(Engine):
-    """Records the begin of its steps, the tokens of each request in them, and every request that it got."""
+def recorded(kind: EngineKind, prompts: Sequence[Prompt]) -> tuple[list[Log], Service]:
+    """The log of each engine, and the service that served; the compiled loop serves as this one does."""
+    inputs, outputs, shared, families = (np.array(column) for column in list(zip(*prompts, strict=True))[1:])
+    due_s = np.array([prompt.at_s for prompt in prompts])
+    services = [Service(kind, Replicas(), len(due_s), 1000, 1 << 16) for _ in range(2)]
+    for service, until_s in zip(services, (-1.0, 1e6), strict=True):
+        service.append(inputs, outputs, families[None], shared[None])
+        service.send(np.arange(len(due_s)), due_s, choice(Balance(), 1, 0, due_s), until_s)
+    stepped, whole = services
+    logs = RecordedService(stepped).run(due_s)
+    for name in ("first_s", "last_s", "cached"):
+        assert (stepped.arrays.requests[name] == whole.arrays.requests[name]).all()
+    return logs, stepped
 
-    def __init__(self, limits: SimulatedEngine, layout: Layout) -> None:
-        super().__init__(EngineKind.of(limits, MODEL, SPECS.hardware, layout))
-        self.starts: list[float] = []
-        self.steps: list[dict[int, int]] = []
-        self.states: list[RequestState] = []
 
-    def add(self, *args: Any) -> RequestState:
-        self.states.append(super().add(*args))
-        return self.states[-1]
+class RecordedService:
+    """The loop of a service, of one engine or of a decode and a prefill one, step by step."""
 
-    def begin_step(self, now_s: float) -> float | None:
-        begun = steps.begin(self.arrays.address, 0, now_s)
-        self._note()
-        if not begun:
-            return None
-        self.starts.append(now_s)
-        steps.begin_ahead(self.arrays.address, 0)
-        self._note()
-        return float(self.arrays.groups["end_s"][0])
+    def __init__(self, service: Service) -> None:
+        self._arrays, self._count, self._each = service.arrays, service.count, service.rows_each
+        self._logs = [Log() for _ in range(self._each)]
+        self._steps: list[list[dict[int, int]]] = [[] for _ in self._logs]
 
-    def _note(self) -> None:
-        """Note the step that was scheduled last, if it is new."""
-        number = self.total("scheduled")
-        if number > len(self.steps):
-            self.steps.append(chosen(self.arrays, number))
-        check_integrity(self.arrays)
+    def run(self, due_s: Any) -> list[Log]:
+        """All requests to their end; the log of each engine."""
+        arrays, address = self._arrays, self._arrays.address
+        while True:
+            g, arrived = int(arrays.heap[0]), int(arrays.service["arrived"][0])
+            group = arrays.groups[g]
+            arrival_s = due_s[arrived] if arrived < self._count else float("inf")
+            if group["due_s"] > arrival_s or (not group["in_flight"] and group["due_s"] == arrival_s < 1e9):
+                loop.send(address, arrival_s)
+            elif group["due_s"] == float("inf"):
+                assert (arrays.engines["free"] == arrays.engines["blocks"]).all(), "KV outlasts its request"
+                return [self._ended(g) for g in range(self._each)]
+            else:
+                self._serve(g, float(group["due_s"]), bool(group["in_flight"]))
 
-    def log(self) -> Log:
-        """What happened, after the last request has ended."""
-        log = Log()
-        for start_s, tokens in zip(self.starts, self.steps, strict=True):
-            named = {str(self.states[serial].request_id): new for serial, new in tokens.items()}
-            log.steps.append((start_s, sorted(named.items())))
-        for state in self.states:
-            assert state.finished and state.first_token_s is not None and state.last_token_s is not None
-            log.first_s[str(state.request_id)] = state.first_token_s
-            log.last_s[str(state.request_id)] = state.last_token_s
-            log.cached[str(state.request_id)] = state.cached_tokens
-        assert self.kv_usage == 0
+    def _serve(self, g: int, at_s: float, ends: bool) -> None:
+        address = self._arrays.address
+        if ends:
+            steps.end(address, g)
+            loop.finish(address, g)
+        else:
+            begun = steps.begin(address, g, at_s)
+            self._note(g)
+            if begun:
+                self._logs[g].steps.append((at_s, []))
+                steps.begin_ahead(address, g)
+                self._note(g)
+            loop.start(address, g)
+        loop.refresh(address, g)
+
+    def _note(self, g: int) -> None:
+        number = int(self._arrays.engines["scheduled"][g])
+        if number > len(self._steps[g]):
+            self._steps[g].append(chosen(self._arrays, number, g))
+        check_integrity(self._arrays, g)
+
+    def _ended(self, g: int) -> Log:
+        log = self._logs[g]
+        for (_, work), tokens in zip(log.steps, self._steps[g], strict=True):
+            work += sorted((str(serial // self._each), new) for serial, new in tokens.items())
+        for number, request in enumerate(self._arrays.requests[g :: self._each][: self._count]):
+            log.first_s[str(number)], log.last_s[str(number)] = (
+                float(request["first_s"]),
+                float(request["last_s"]),
+            )
+            log.cached[str(number)] = int(request["cached"])
         return log
 
 

@@ -21,13 +21,9 @@ from conf.specs.layout import PrefillEngines, TransferTime
 from serve_apps.engine_model.cost.links import KvLink, TransferSeconds
 from serve_apps.engine_model.engine import steps
 from serve_apps.engine_model.engine.kinds import EngineKind, PrefillKind, empty_arrays
-from serve_apps.engine_model.service import loop
-from serve_apps.engine_model.service.balancer import Balance, choice
-from serve_apps.engine_model.service.service import Replicas, Service
-from tests.support.virtual.books import check_integrity, chosen
 from tests.vllm.moving_kv import run_pair
 from tests.vllm.real_core import Log
-from tests.vllm.recorded import MODEL, SPECS, Prompt, assert_same, step_time, token_ids
+from tests.vllm.recorded import MODEL, SPECS, Prompt, assert_same, recorded, step_time, token_ids
 
 pytestmark = pytest.mark.vllm
 
@@ -40,85 +36,14 @@ class Case:
 
 
 def run_ours(case: Case) -> tuple[Log, Log]:
-    """The logs of the prefill and the decode engine, and that the compiled loop serves as this one does."""
+    """The logs of the prefill and the decode engine."""
     prefill, decode = (
         EngineKind.of(limits, MODEL, SPECS.hardware, case.layout.decode_side) for limits in case.limits
     )
     seconds, writes = TransferSeconds.of(MODEL, case.layout), case.layout.transfer_mode == "write"
     kind = replace(decode, prefill=PrefillKind(prefill, seconds, writes, 1, 1))
-    tokens = [
-        np.array([getattr(prompt, name) for prompt in case.prompts])
-        for name in ("input_tokens", "output_tokens")
-    ]
-    names, shared = (np.array([[prompt[k] for prompt in case.prompts]]) for k in (4, 3))
-    due_s = np.array([prompt.at_s for prompt in case.prompts])
-    services = [Service(kind, Replicas(), len(due_s), 1000, 1 << 16) for _ in range(2)]
-    for service, until_s in zip(services, (-1.0, 1e6), strict=True):
-        service.append(*tokens, names, shared)
-        routed = choice(Balance(), 1, 0, due_s)
-        service.send(np.arange(len(due_s)), due_s, routed, until_s)
-    recorded, whole = services
-    logs = RecordedService(recorded).run(due_s)
-    for name in ("first_s", "last_s", "cached"):
-        assert (recorded.arrays.requests[name] == whole.arrays.requests[name]).all()
-    return logs
-
-
-class RecordedService:
-    """The loop of a split service in steps that can be looked at."""
-
-    def __init__(self, service: Service) -> None:
-        self._arrays = service.arrays
-        self._count = service.count
-        self._logs = {1: Log(), 0: Log()}
-        self._steps: dict[int, list[dict[int, int]]] = {0: [], 1: []}
-
-    def run(self, due_s: Any) -> tuple[Log, Log]:
-        """All requests to their end; the logs of the prefill and of the decode engine."""
-        arrays, address = self._arrays, self._arrays.address
-        while True:
-            g, arrived = int(arrays.heap[0]), int(arrays.service["arrived"][0])
-            group = arrays.groups[g]
-            arrival_s = due_s[arrived] if arrived < self._count else float("inf")
-            if group["due_s"] > arrival_s or (not group["in_flight"] and group["due_s"] == arrival_s < 1e9):
-                loop.send(address, arrival_s)
-            elif group["due_s"] == float("inf"):
-                return self._ended(1), self._ended(0)
-            else:
-                self._serve(g, float(group["due_s"]), bool(group["in_flight"]))
-
-    def _serve(self, g: int, at_s: float, ends: bool) -> None:
-        address = self._arrays.address
-        if ends:
-            steps.end(address, g)
-            loop.finish(address, g)
-        else:
-            begun = steps.begin(address, g, at_s)
-            self._note(g)
-            if begun:
-                self._logs[g].steps.append((at_s, []))
-                steps.begin_ahead(address, g)
-                self._note(g)
-            loop.start(address, g)
-        loop.refresh(address, g)
-
-    def _note(self, g: int) -> None:
-        number = int(self._arrays.engines["scheduled"][g])
-        if number > len(self._steps[g]):
-            self._steps[g].append(chosen(self._arrays, number, g))
-        check_integrity(self._arrays, g)
-
-    def _ended(self, g: int) -> Log:
-        log = self._logs[g]
-        for (_, work), tokens in zip(log.steps, self._steps[g], strict=True):
-            work += sorted((str(serial // 2), new) for serial, new in tokens.items())
-        for number, request in enumerate(self._arrays.requests[g::2][: self._count]):
-            log.first_s[str(number)], log.last_s[str(number)] = (
-                float(request["first_s"]),
-                float(request["last_s"]),
-            )
-            log.cached[str(number)] = int(request["cached"])
-        return log
+    (decode_log, prefill_log), _ = recorded(kind, case.prompts)
+    return prefill_log, decode_log
 
 
 def drawn(seed: int, writes: bool, asynchronous: bool, caching: bool) -> Case:

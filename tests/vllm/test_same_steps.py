@@ -17,26 +17,11 @@ import vllm
 from packaging.version import Version
 
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model.engine.engine import GenerateRequest
+from serve_apps.engine_model.engine.kinds import EngineKind
 from tests.vllm.real_core import run_real
-from tests.vllm.recorded import SPECS, Prompt, RecordedEngine, assert_same, step_time, token_ids
+from tests.vllm.recorded import MODEL, SPECS, Prompt, assert_same, recorded, step_time, token_ids
 
 pytestmark = pytest.mark.vllm
-
-
-def run_ours(prompts: list[Prompt], limits: SimulatedEngine) -> RecordedEngine:
-    """The engine model after the same arrivals."""
-    engine = RecordedEngine(limits, SPECS.layout)
-    for prompt in prompts:
-        lengths = prompt.input_tokens, prompt.output_tokens
-        engine.add(GenerateRequest(*lengths, prompt.hashes(limits.block_size)), prompt.at_s)
-    now_s = 0.0
-    while (now_s := max(now_s, engine.ready_s())) < float("inf"):
-        end_s = engine.begin_step(now_s)
-        if end_s is not None:
-            engine.end_step()
-            now_s = end_s
-    return engine
 
 
 def poisson(count: int, rate_qps: float, seed: int) -> list[float]:
@@ -130,7 +115,7 @@ def cases() -> Iterator[Any]:
 def test_the_same_steps_as_vllm(name: str, caching: bool, asynchronous: bool, tmp_path: Path) -> None:
     prompts, limits = WORKLOADS[name]
     limits = replace(limits, enable_prefix_caching=caching, async_scheduling=asynchronous)
-    ours = run_ours(prompts, limits)
+    (ours,), service = recorded(EngineKind.of(limits, MODEL, SPECS.hardware, SPECS.layout), prompts)
     real = run_real(token_ids(prompts), limits, step_time(prompts, SPECS.layout), tmp_path)
-    assert_same(ours.log(), real)
-    assert (ours.total("preemptions") > 0) == (name in PREEMPTING)
+    assert_same(ours, real)
+    assert bool(service.arrays.engines["preemptions"].sum()) == (name in PREEMPTING)
