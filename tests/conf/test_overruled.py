@@ -1,18 +1,13 @@
 """conf.compose: what conversations say themselves is refused beside them, and read again as saved."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from analysis import load_run
-from analysis.results import summary
 from conf import ConfigError, load
 from conf.compose import dump
 from conf.specs.experiment import Experiment
-from loadgen import __main__ as root
 from loadgen.cli.words import experiment_of as asked
-from tests.support.runs.golden import GOLDEN
 
 CHATS = "workload=character"
 BESIDE = [
@@ -52,11 +47,6 @@ def test_a_word_that_conversations_overrule_is_refused_and_their_own_named(
         assert f"or set workload.conversations.{instead}" in str(refused.value)
 
 
-def test_the_refusal_is_a_line_and_nothing_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert root.main(["sweep", CHATS, f"out={tmp_path}", BESIDE[0][0]]) == summary.EXIT_USAGE
-    assert capsys.readouterr().err.count("\n") == 1 and not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     "word", ["workload.input_tokens.kind=conversation", "workload.prefix_hit=0", "workload.sessions=0"]
 )
@@ -75,9 +65,3 @@ def test_a_saved_experiment_with_its_means_is_read_again(saved: Path, experiment
     assert load(base=saved) == experiment == asked("sweep", [], saved)
     shorter = asked("sweep", ["workload.conversations.max_prompt_tokens=4096"], saved)
     assert shorter.workload.input_tokens.mean < experiment.workload.input_tokens.mean
-
-
-def test_readers_of_a_run_have_its_conversations(saved: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(GOLDEN, tmp_path / "run")
-    shutil.copy(saved, folder)
-    assert load_run(folder).config == load(base=saved)

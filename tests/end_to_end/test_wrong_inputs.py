@@ -123,6 +123,7 @@ SWEPT = {
     "sweep target.urls=[http://127.0.0.1:1]": "target.urls belongs to engine=external; leave it out",
     "sweep target.api_key_env=HOME": "target.api_key_env belongs to engine=external",
     "sweep cluster.address=10.0.0.1:6379": "cluster.address belongs to cluster.session=address",
+    "sweep workload=character workload.input_tokens.mean=3000": "conversations give the requests their",
     "sweep routing.vnodes=10": "routing.vnodes belongs to routing=consistent_hash or bounded_hash",
     "sweep routing.load_factor=2": "routing.load_factor belongs to routing=bounded_hash",
     "sweep engine.stall_mean_s=2": "belongs to engine.stall_every_steps above 0",
