@@ -28,22 +28,20 @@ LEAST_TIME_SCALE, MAX_TIME_SCALE = 0.1, 10.0
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine(Engine):
-    """vLLM's V1 scheduler over a step-time model; no GPU, no weights.
+    """vLLM's V1 scheduler over a step-time model; no GPU, no weights. Without noise it is deterministic.
 
-    `step_noise_cv` multiplies each step by a seeded lognormal factor of that coefficient of variation;
-    `drift_sd` is the sd of ln slowness that wanders with a memory of `drift_memory_s`; every
-    `stall_every_steps` steps, on average, one lasts longer by an exponential time of mean `stall_mean_s`.
-    With all of these 0 the engine is deterministic. `constants` names a calibration, whose values replace
-    those of the model and the hardware; its covariance is saved here, so that a saved experiment does not
-    need the file. After a step with prefill the next `prefill_schedule_interval` - 1 steps compute none, as
-    long as others decode and no request is left waiting. `kernels` and `attention_backend` (one of vLLM's
-    names) choose other kernels than those of the model's fit; `kernel_ratio` then holds their times over the
-    fit's. `version` names the engine whose speed is predicted, such as `vLLM 0.33.0` or `SGLang 0.5.9`;
-    empty means those of the fit. The engine and its load run `time_scale` times as fast as the real clock,
-    and all seconds of budgets, windows and time-outs are the engine's. Above 1 that saves time; below 1 a
-    small machine can hold the requests of many nodes, because its own time per request weighs less. `defect`
-    is the share of positions (0 to 1) whose token and log probabilities are wrong where an answer shows them,
-    as those of a faulty kernel: something to find for a comparison of answers. It changes no latency.
+    `step_noise_cv` is the coefficient of variation of each step's seeded lognormal factor; `drift_sd` is
+    the sd of ln slowness that wanders with a memory of `drift_memory_s`; one step in `stall_every_steps`,
+    on average, lasts longer by an exponential time of mean `stall_mean_s`. After a step with prefill the
+    next `prefill_schedule_interval` - 1 steps compute none while others decode and no request is left
+    waiting. `constants` names a calibration, whose values replace those of the model and the hardware;
+    its covariance is saved here. `version` (`vLLM 0.33.0`, `SGLang 0.5.9`), `kernels` and
+    `attention_backend` (vLLM's names) are the release and kernels whose speed is predicted, by default
+    those of the fit; `kernel_ratio` holds their times over the fit's. The engine and its load run
+    `time_scale` times as fast as the real clock, and all seconds of budgets, windows and time-outs are
+    the engine's: above 1 saves time, below 1 lets a small machine hold the requests of many nodes.
+    `defect` is the share of positions whose token and log probabilities are wrong where an answer shows
+    them, for comparisons of answers to find; it changes no latency.
     """
 
     kind: Literal["simulated"] = "simulated"
@@ -87,12 +85,12 @@ class SimulatedEngine(Engine):
 class VllmEngine(Engine):
     """Real vLLM: `vllm` on GPUs, `vllm_cpu` its CPU build.
 
-    `recipe` chooses the other flags: `modern` ones, or those `published` for the model and layout; `profile`
-    is one of the MI325X paper's scheduling profiles. `args` are vLLM's engine arguments by their Python names
-    and `env` its environment, both over the recipe; a null removes one. Both are saved, so neither may hold
-    secrets. `vllm_version` is checked against the installed version, which is also the default. `model_path`
-    is a folder with the weights on every node; if it is empty, vLLM looks the model up by its name. `server`
-    is Ray's LLM application, or vLLM's own server `process` behind a plain replica. `node_resource` is a
+    `recipe` chooses the other flags, `modern` or `published` for the model and layout; `profile` is a
+    scheduling profile of the MI325X paper. `args` are vLLM's engine arguments by their Python names and
+    `env` its environment, both over the recipe; null removes one. Both are saved, so neither may hold
+    secrets. `vllm_version` is checked against the installed version, its default. `model_path` is a
+    folder with the weights on every node; if empty, vLLM looks the model up by its name. `server` is
+    Ray's LLM application, or vLLM's own server `process` behind a plain replica. `node_resource` is a
     custom resource of the nodes to use, one unit a node, for accelerators that Ray does not recognise.
     """
 

@@ -32,12 +32,12 @@ answers are four times as long as the mean (our choices)."""
 class Experiment:
     """A whole experiment. Only composition roots see all of it; other code takes the specs that it needs.
 
-    `out` is the folder of the run folders and `run` the name of this one (by default UTC time and
-    four digits). A `probe` offers one of these: a constant `rate_qps` (per node); `profile_qps`, linear
+    `out` is the folder of the run folders and `run` the name of this one (by default UTC time and four
+    digits). A `probe` offers one of these: a constant `rate_qps` (per node); `profile_qps`, linear
     between its points [seconds, QPS per node] and then held; a closed loop that keeps `concurrency`
-    requests in flight until `requests` are done; or, with none of them, a trace in its own time.
-    `duration_s` is by default a minute, or as long as the profile or the trace. A prediction of so many
-    `requests`, at a rate or in a closed loop, replays that experiment on a service that begins empty.
+    requests in flight until `requests` are done; or a trace in its own time. `duration_s` is by default a
+    minute, or that of the profile or trace. A prediction of so many `requests`, at a rate or in a closed
+    loop, replays them on a service that begins empty.
     """
 
     cluster: Cluster

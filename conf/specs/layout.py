@@ -14,12 +14,11 @@ MOST_ACTORS, MOST_WARMUP = 10_000, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The nodes that the experiment runs on.
+    """The nodes that the experiment runs on; with `engine=external`, those behind the endpoints.
 
-    `session` is `local` (one Ray node on this machine), `fake` (one Ray process group per node,
-    all on this machine) or `address` (join the cluster at `address`). With `engine=external`,
-    `nodes` counts the nodes behind the endpoints. A sweep that loses its service waits up to `recovery_s` for
-    its return, in real seconds that its budget does not count; 0 ends the sweep at once.
+    `session` is `local` (one Ray node on this machine), `fake` (a Ray process group per node, all on this
+    machine) or `address` (join the cluster there). A sweep that loses its service waits up to
+    `recovery_s` real seconds for its return, which its budget does not count; 0 ends the sweep at once.
     """
 
     name: str
@@ -111,15 +110,15 @@ class TransferTime:
 class Layout(Ruled):
     """Independent replicas on the GPUs of a node.
 
-    A replica is `data_parallel` ranks of attention, each on `tensor_parallel` GPUs with requests and KV of
-    its own; they step together and, with `expert_parallel`, share the experts of all. 1 is usual.
-    `quick_reduce` is the codec of large all-reduces between the GPUs of a replica (ROCm only); a real vLLM
-    takes it from VLLM_ROCM_QUICK_REDUCE_QUANTIZATION. The limits of a step are those of one rank, and the
-    engine's own where they are null.
+    A replica is `data_parallel` ranks of attention (usually 1), each on `tensor_parallel` GPUs with
+    requests and KV of its own; they step together and, with `expert_parallel`, share the experts of all.
+    `quick_reduce` is the codec of large all-reduces between the GPUs of a replica (ROCm only); a real
+    vLLM takes it from VLLM_ROCM_QUICK_REDUCE_QUANTIZATION. Limits of a step are those of a rank, and the
+    engine's own if null.
 
     With `prefill` the node is split: those engines compute prompts, and the replicas above decode.
     `connector` is vLLM's way for the KV between them. With `transfer_mode` read a decode engine pulls a
-    prompt when it is computed; with write the prefill engine pushes layer by layer while it computes.
+    computed prompt; with write the prefill engine pushes layer by layer while it computes.
     """
 
     name: str

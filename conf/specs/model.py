@@ -58,8 +58,8 @@ class Constant:
 class Efficiency:
     """Reached share of the peak (0 to 1) of each resource of the accelerator, and its pace.
 
-    `compute` is how much faster it multiplies matrices than the accelerator that the model was fitted on, at
-    equal peaks of the data sheet: a higher power limit, for example, keeps clocks up.
+    `compute` is how much faster it multiplies matrices than the accelerator of the model's fit, at equal
+    peaks of the data sheet: a higher power limit, for example, keeps clocks up.
     """
 
     hbm: Constant
@@ -73,15 +73,14 @@ class Efficiency:
 class StepTime:
     """Constants of the step-time model that belong to a model (engine-model equation terms).
 
-    Prefill tokens reach `gemm_prefill` after about `gemm_rise_tokens` of a step, the first at `gemm_decode`.
-    A step that holds prefill lasts `prefill_layer_us` longer for each layer, which sets in over the same
-    tokens, and each of its prefill tokens `prefill_token_us`, however many GPUs share the work.
-    `expert_spread` is the share of a step's tokens that choose their experts independently of each other. The
-    front end needs `front_end_ms` for each request, one after the other, and adds `front_end_latency_ms` to
-    each, which delays no other request. Two ratios multiply every step: `deployment_scale` is that of another
-    deployment (GPU, vLLM version, team) over the fitted ones, `layout_scale` that of a layout over the time
-    from the constants. `image_token_us` is the front end's time for an image that is in no cache (decoding,
-    resizing, vision encoder), per image token.
+    Prefill tokens reach `gemm_prefill` after about `gemm_rise_tokens` of a step, the first at
+    `gemm_decode`. Prefill makes a step longer by `prefill_layer_us` for each layer, which sets in over
+    the same tokens, and by `prefill_token_us` for each token, however many GPUs share the work.
+    `expert_spread` is the share of tokens that choose their experts independently. The front end needs
+    `front_end_ms` for each request, one after the other, and adds `front_end_latency_ms` to each, which
+    delays no other; an image that is in no cache takes `image_token_us` per image token.
+    `deployment_scale` multiplies every step: another deployment (GPU, vLLM version, team) over the fitted
+    ones; so does `layout_scale`: a layout over the time from the constants.
     """
 
     step_ms: Constant
@@ -123,15 +122,14 @@ class KernelRatio:
 class Posterior:
     """The evidence of a fit, and the correlations between its constants.
 
-    `model` is the name of the model that was measured, `layouts` the kinds of engines (such as TP8/EP8),
-    `engines` the software with its minor version (such as vLLM 0.16), `weights` and `kv_cache` the precision,
-    and `hardware` the GPUs, the first one those of the measurements. Whatever else is predicted with these
-    constants is a transfer (`conf.constants`). `releases` are engines of which other rows were published, by
-    name or minor version: value, low and high of `launch` and `step` of their `KernelRatio`. `paces` has
-    what stands for `hardware.efficiency.compute` on GPUs that others were compared with (by default 1 on the
-    GPUs of the fit, else its own value). `correlations[a][j]` is the correlation of the normals behind
-    ln of the constants with config key a and the j-th key. Constants of the hardware are correlated on the
-    named `hardware` only; elsewhere they have their own intervals.
+    `model` is what was measured, `layouts` the kinds of engines (TP8/EP8), `engines` the software with
+    its minor version (vLLM 0.16), `weights` and `kv_cache` the precision, `hardware` the GPUs, the first
+    one those of the measurements. Whatever else is predicted with these constants is a transfer.
+    `releases` are engines of which other rows were published, by name or minor version: low, value and
+    high of `launch` and `step` of their `KernelRatio`. `paces` replaces `hardware.efficiency.compute` on
+    GPUs that others were compared with (by default 1 on the GPUs of the fit, else its own value).
+    `correlations[a][j]` is that of the normals behind ln of the constants with config key a and the j-th
+    key; those of hardware hold on the named `hardware` only.
     """
 
     rests_on: str = ""
@@ -150,16 +148,15 @@ class Posterior:
 class Model(Ruled):
     """Architecture facts of a checkpoint, named as in its config.json, and its fitted constants.
 
-    `kv_lora_rank > 0` means multi-head latent attention (MLA), whose KV is one latent of
-    `kv_lora_rank + rope_dim` per token and layer. `index_heads > 0` means an indexer (DeepSeek V3.2), which
-    scores the context by keys of `index_head_dim`; attention reads the best `index_topk` tokens of it.
-    `experts == 0` means a dense model; in a mixture the first `first_dense` layers are dense with
-    `intermediate` width. `image_token_px` is the side in pixels of the square of an image that becomes one
-    prompt token; 0 of a model that sees no images. Linear layers are stored as `weights` says, int4 with a
-    bf16 scale for every `int4_group` weights (0: for a channel); `bf16_attention` leaves all attention
-    projections in bf16, `bf16_layers` so many whole layers of a dense model. `config_json` is the file of a
-    checkpoint whose facts replace those of the chosen model; its constants stay, as those of a relative. They
-    are those of the kernels that they were `fitted_with`.
+    `kv_lora_rank > 0` means multi-head latent attention (MLA), whose KV is one latent of `kv_lora_rank +
+    rope_dim` per token and layer; `index_heads > 0` an indexer (DeepSeek V3.2), which scores the context
+    by keys of `index_head_dim`, so that attention reads the best `index_topk` tokens. `experts == 0`
+    means a dense model; in a mixture the first `first_dense` layers are dense with `intermediate` width.
+    `image_token_px` is the side of the square of pixels that becomes one prompt token; 0 without vision.
+    Linear layers are stored as `weights` says, int4 with a bf16 scale for every `int4_group` weights (0:
+    for a channel); `bf16_attention` leaves all attention projections in bf16, `bf16_layers` so many whole
+    layers of a dense model. `config_json` is a checkpoint's file whose facts replace those of the chosen
+    model; its constants stay, as those of a relative, with the kernels that they were `fitted_with`.
     """
 
     name: str

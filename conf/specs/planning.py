@@ -17,11 +17,11 @@ _Rate = Annotated[float, Range(gt=0, le=MOST_PLANNED_QPS)]
 
 @dataclass(frozen=True, slots=True)
 class Demand(Ruled):
-    """The rate that the whole service must serve, in requests per second, given in one of three ways.
+    """The rate that the whole service must serve, in requests per second, in one of three ways.
 
-    The ways are `peak_qps`; `mean_qps` times `peak_factor` (beside a peak, one of the two gives the mean,
-    which a cost per request needs); or `hourly`, a file of 24 mean rates, one for each hour from midnight.
-    Lengths are those of the run.
+    They are `peak_qps`; `mean_qps` times `peak_factor` (beside a peak, either gives the mean, which a
+    cost per request needs); or `hourly`, a file of 24 mean rates from midnight. Lengths are those of the
+    run.
     """
 
     peak_qps: _Rate | None = None
@@ -51,11 +51,11 @@ class Margins(Ruled):
     """Margins of a plan, and facts that no run measures.
 
     `basis` is the figure of the capacity: `low`, the low end of its 95 % interval, because users notice a
-    fleet that is too small; `certified`, its 5 % quantile; or `estimate`, which is as often too high as too
-    low. `headroom` is the share of it left free at the peak: 15 % (our choice), since at capacity one request
-    in ten is at its bound and a minute above the planned peak would break it. `spare_nodes` may fail at the
-    peak: one, for maintenance or a fault. Prices, availability and the time until a node serves have no
-    default; watts are those that the run measured, if it did.
+    fleet that is too small; `certified`, its 5 % quantile; or `estimate`, as often too high as too low.
+    `headroom` is the share of it left free at the peak: 15 % (our choice), since at capacity one request
+    in ten is at its bound. `spare_nodes` may fail at the peak: one, for maintenance or a fault. Prices,
+    availability and the time until a node serves have no default; watts are those that the run measured,
+    if it did.
     """
 
     basis: Basis = "low"
@@ -82,12 +82,11 @@ MOST_SHAPES = 200
 
 @dataclass(frozen=True, slots=True)
 class Recommend:
-    """The shapes to compare: every one of `layouts` with every one of `budgets`, at each of `hits`.
+    """The shapes to compare: each of `layouts` with each of `budgets`, at each of `hits`.
 
-    An empty list of layouts means all files of conf/layout, of budgets (tokens of a step,
-    max_num_batched_tokens) the layout's own, its half and its double, of hits the workload's own. A hit rate
-    is the share of a prompt that the prefix cache holds; it is no choice, so that each has a ranking of its
-    own.
+    No layouts means all files of conf/layout; no budgets (tokens of a step, max_num_batched_tokens) the
+    layout's own, its half and its double; no hits the workload's own. A hit rate is the share of a prompt
+    that the prefix cache holds; it is no choice, so that each has a ranking of its own.
     """
 
     layouts: list[str] = field(default_factory=list)

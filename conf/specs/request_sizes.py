@@ -57,10 +57,10 @@ _Side = Annotated[int, Range(ge=1, le=MOST_PX)]
 class Images(Ruled):
     """Synthetic images in the user message of every request; none by default.
 
-    Each request has `least` to `most` of them, all counts equally likely, of `width_px` x `height_px`. With
-    `unique` no two requests of a run share an image; otherwise all send the same ones, which a server finds
-    in its caches from the second request on. `tokens` are the prompt tokens of one image, 0 until they are
-    known from the model. They are added to `workload.input_tokens`, which are text.
+    Each request has `least` to `most`, all counts equally likely, of `width_px` x `height_px`. With
+    `unique` no two requests of a run share an image; otherwise all send the same, which a server caches.
+    `tokens` are the prompt tokens of one image, 0 until known from the model, beside
+    `workload.input_tokens`, which are text.
     """
 
     least: _Count = 0

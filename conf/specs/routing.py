@@ -30,14 +30,13 @@ TEXT_POLICIES = ("prefix_affinity", "kv_aware")
 class Routing:
     """The policy that chooses a request's replica, and the proxy that its tokens pass.
 
-    Policy `per_node` balances nothing: every node has a stream of arrivals of its own, independent of the
-    others' and sent straight to it. Other policies make one pooled service of all nodes:
-    `leastconn` and `roundrobin` are HAProxy's, `pow2` and `round_robin` Ray Serve's. `consistent_hash`,
-    `bounded_hash` and `client_side` keep a session on its replica: by a ring on which each replica has
-    `vnodes` places; by that ring, passing over replicas with more than `load_factor` times the mean of the
-    requests in flight; and by the load generator itself, which sends a session straight to its replica.
-    `prefix_affinity` is Ray's router by prompt text, and `kv_aware` Ray's by the blocks of KV that engines
-    report, weighed against their load.
+    `per_node` balances nothing: every node has an independent stream of arrivals, sent straight to it.
+    Other policies make one pooled service of all nodes. `leastconn` and `roundrobin` are HAProxy's,
+    `pow2` and `round_robin` Ray Serve's. These keep a session on its replica: `consistent_hash` by a ring
+    on which each replica has `vnodes` places; `bounded_hash` by that ring, passing over replicas with
+    more than `load_factor` times the mean of the requests in flight; `client_side` by the load generator,
+    which sends a session straight to its replica. `prefix_affinity` is Ray's router by prompt text,
+    `kv_aware` Ray's by the blocks of KV that engines report, weighed against their load.
     """
 
     name: str
@@ -83,17 +82,16 @@ _API_PATH = re.compile(r"((?<!/)/v1(/models|/completions|/chat/completions)?)?/*
 class Endpoints:
     """Endpoints of `engine=external`.
 
-    A URL may have a path, such as that of a team at a gateway, and may end in /v1. URLs hold no secrets,
-    since they are saved with the run. `api_key_env` names the environment variable with the key that is sent
-    to every URL, in clear text if the URL is http://. If it is empty, no key is sent; otherwise the variable
-    must exist when the key is read. `ca_file` is a PEM file with the only CA certificates that are trusted;
-    if it is empty, the system's are. `list_models=false` is for servers without /v1/models;
+    A URL may have a path, such as a team's at a gateway, and may end in /v1; it holds no secret, since it
+    is saved. `api_key_env` names the environment variable with the key that every URL gets, in clear text
+    over http://; empty sends none. `ca_file` is a PEM file with the only CA certificates that are
+    trusted, by default the system's. `list_models=false` is for servers without /v1/models;
     `model.served_name` names the model either way.
 
-    Requests lack the optional fields in `omit`. `max_tokens_field` names the field with the length of the
-    answer: some servers of chats refuse `max_tokens`. Without `stream_options` the server must send its usage
-    unasked, because nothing else counts tokens. Without `ignore_eos` and `min_tokens` an answer that ends
-    early fails.
+    Requests lack the optional fields in `omit`. `max_tokens_field` names the field with the answer's
+    length: some servers of chats refuse `max_tokens`. Without `stream_options` the server must send its
+    usage unasked, since nothing else counts tokens; without `ignore_eos` and `min_tokens` an early end
+    fails.
     """
 
     urls: list[str] = field(default_factory=list)

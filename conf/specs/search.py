@@ -17,14 +17,14 @@ MOST_REQUESTS = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class Search(Ruled):
-    """The budget and the timing of the search "ramp, then focus".
+    """The budget and the timing of the search "ramp, then focus"; rates are per node.
 
-    `start=prediction` replaces the ramp by `expected_qps`, or without one by the engine model's own answer,
-    which only the simulated engine has; every other engine then ramps, in steps of at least `ramp_step_s` by
-    `ramp_factor`, for at most a third of the budget. Rates are per node.
-    `deployments` divides the budget between so many sweeps, each with a new deployment and its own seed, and
-    pools them; `repeats` repeats everything, budget included, for a mean and its spread.
-    After the budget the certified rate is held for `confirm_s`, which may veto the answer but never raise it.
+    `start=prediction` replaces the ramp by `expected_qps`, or by the engine model's answer, which only
+    the simulated engine has; others ramp, in steps of at least `ramp_step_s` by `ramp_factor`, for at
+    most a third of the budget. `deployments` divides the budget between so many sweeps, each with a new
+    deployment and seed, and pools them; `repeats` repeats everything, budget included, for a mean and its
+    spread. After the budget the certified rate is held for `confirm_s`, which may veto the answer but
+    never raise it.
     """
 
     name: str
@@ -73,11 +73,11 @@ MOST_PER_USER = 1000
 class Progressive(Ruled):
     """The part of the paper's procedure that is run, and its repeats.
 
-    `profile` multiplies its request counts by 0.5, 1 or 3. `requests_per_user` above 0 sends so many requests
-    for each one in flight instead, in every scaling and saturation level. `runs` are whole repeats, each with
-    a new deployment, or with its own seed on the virtual clock. `clock` is `virtual` for the engine model
-    alone or `wall` over HTTP; the default is virtual for the simulated engine. `prompts` are all the `same`
-    text, as in the paper, or `unique`. `lengths` are the paper's, or those of `workload`.
+    `profile` multiplies its request counts by 0.5, 1 or 3; `requests_per_user` above 0 sends so many for
+    each one in flight instead, in every level. `runs` are whole repeats, each with a new deployment, or
+    seed on the virtual clock. `clock` is `virtual` for the engine model alone or `wall` over HTTP, by
+    default virtual for the simulated engine. `prompts` are all the `same` text, as in the paper, or
+    `unique`; `lengths` the paper's, or those of `workload`.
     """
 
     profile: Literal["quick", "default", "thorough"] = "default"
@@ -114,10 +114,10 @@ IDLE = "idle"
 class Quality:
     """The margins within which answers are the same (our choice), and the prompts that show it.
 
-    `load` is what the service carries meanwhile: nothing else (`idle`), or a rate in QPS per node. At most
+    `load` is what the service carries meanwhile: nothing (`idle`), or a rate in QPS per node. At most
     `prompts` of `prompt_tokens` are answered with `answer_tokens` each. `margin_nats` bounds the mean
-    Jensen-Shannon divergence from A beyond that of A's own repeat, in nats per token. `margin_broken` bounds
-    the share of broken prompts beyond the repeat's, where one position diverges by more than
+    Jensen-Shannon divergence from A beyond that of A's own repeat, in nats per token; `margin_broken` the
+    share of broken prompts beyond the repeat's, where one position diverges by more than
     `broken_divergence` nats. `alpha` is the most that the chance of each wrong verdict may be.
     """
 

@@ -41,13 +41,11 @@ class Conversations:
     """Sessions of chat users, each with one of `characters`; token counts are lengths of a prompt's parts.
 
     Characters are drawn by a Zipf law: the k-th most liked in proportion to k ** -`zipf`. A session has a
-    geometric number of turns of mean `turns`, at least one. A turn is due `answer_ttft_s` + `answer_tpot_s` x
-    (tokens of the answer before) and a think time (lognormal, of mean and coefficient of variation) after the
-    turn before: all planned, whatever the service does.
-
-    A prompt is system, character, persona, history and message, at most `max_prompt_tokens` long. If the
-    history does not fit, its oldest tokens are dropped: a multiple of `truncation_step_tokens`
-    (`cache_aware`), or exactly the excess (`naive`).
+    geometric number of turns of mean `turns`. A turn is due `answer_ttft_s` + `answer_tpot_s` x (tokens
+    of the answer before) and a think time (lognormal, of mean and coefficient of variation) after the
+    turn before, whatever the service does. A prompt is system, character, persona, history and message,
+    at most `max_prompt_tokens` long: of a longer history the oldest tokens are dropped, a multiple of
+    `truncation_step_tokens` (`cache_aware`) or exactly the excess (`naive`).
     """
 
     system_tokens: Whole
@@ -120,18 +118,17 @@ class Arrivals(Ruled):
 class Workload(Ruled):
     """The requests: lengths of prompt and answer, the form of the prompt, and the arrivals.
 
-    `trace` is the path of recorded requests: JSON lines in the Mooncake form, CSV in the Azure LLM trace
-    form, or a folder of client records in the form of ServeGen (docs/traces.md). Its requests from
-    `trace_from_s` on are used, for `trace_span_s` or to its end; `trace_seed` draws those of client records.
-    A block hash of a trace stands for `trace_block_tokens` tokens. `prompt` sends token ids or text to the
-    completions API, or a chat message. The share `prefix_hit` of a prompt's tokens, in [0, 1), is the same
-    beginning in all prompts, which a prefix cache serves once it has seen it; the rest is unique. `sessions`
-    above 0 is the number of chat users; each request belongs to one of them, all equally likely. The share
-    `session_hit` of its tokens, which includes `prefix_hit`, is then the same beginning in all prompts of its
-    session: it stands for the history, which the replica that served the session before may still have in its
-    cache. `conversations` are chats with memory instead, which give the requests their lengths and shared
-    beginnings. `tokenizer` is a model's folder with its tokenizer.json: prompts are then real text of as many
-    of its tokens; without one they are synthetic.
+    `trace` is the path of recorded requests (docs/traces.md): JSON lines in the Mooncake form, CSV in the
+    Azure LLM trace form, or a folder of client records in the form of ServeGen. Its requests from
+    `trace_from_s` on are used, for `trace_span_s` or to its end; `trace_seed` draws those of client
+    records; a block hash stands for `trace_block_tokens` tokens. `prompt` sends token ids or text to the
+    completions API, or a chat message. The share `prefix_hit` of a prompt's tokens is the same beginning
+    in all prompts, which a prefix cache serves once it has seen it; the rest is unique. `sessions` above
+    0 is the number of chat users, to whom requests belong with equal chance. The share `session_hit` of
+    their tokens, which includes `prefix_hit`, is then the same beginning in all prompts of a session: the
+    history, which its last replica may still have in its cache. `conversations` are chats with memory
+    instead, with lengths and shared beginnings of their own. `tokenizer` is a model's folder with its
+    tokenizer.json: prompts are then real text of as many of its tokens, else synthetic.
     """
 
     name: str
