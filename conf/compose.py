@@ -186,7 +186,9 @@ def _with_words(tree: Tree, settings: Sequence[Word], choices: Mapping[str, str]
     renewed |= {key.partition(".")[0] for key in keys if key in NAMED_FILES}
     tree = _over(tree, of_keys(settings, NAMED_FILES))
     for key, read_anew_by in NAMED_FILES.items():
-        if renewed & read_anew_by and value_at(tree, key):
+        group, name = key.split(".")
+        has_key = group != "engine" or hasattr(_engine_spec(tree.get("engine")), name)
+        if has_key and renewed & read_anew_by and value_at(tree, key):
             tree = _with_named_file(tree, key)
     if kind == "simulated" and (renewed & {"engine", "model"} or keys & KERNEL_KEYS):
         tree = _over(tree, of_keys(settings, KERNEL_KEYS))

@@ -136,13 +136,10 @@ def _choices(key: str) -> list[str]:
     """The files of a group, or the values of a key that has few."""
     if key in groups():
         return groups()[key]
-    for name, kind in _keys():
-        kind = bare(kind)[0]
-        if name == key and kind is bool:
-            return ["true", "false"]
-        if name == key and get_origin(kind) is Literal:
-            return [str(choice) for choice in get_args(kind)]
-    return []
+    kind = bare(dict(_keys()).get(key))[0]
+    if kind is bool:
+        return ["true", "false"]
+    return [str(choice) for choice in get_args(kind)] if get_origin(kind) is Literal else []
 
 
 def _keys() -> Iterator[tuple[str, Any]]:

@@ -121,7 +121,7 @@ def _line(root: Fields, key: str, error: Mapping[str, Any]) -> str:
         # A spec that stands in several places does not know its key.
         return text if "." not in key or text.startswith(key.partition(".")[0]) else f"{key}: {text}"
     if error["type"] == "unexpected_keyword_argument":
-        return unknown(root, key, error["input"])
+        return _unknown(root, key, error["input"])
     if error["type"] == "json_invalid":
         return "a text has letters that are not Unicode"
     if error["type"] == "union_tag_invalid":
@@ -193,23 +193,19 @@ SAMPLES = {"target.urls": "[http://HOST:PORT,...]", "profile_qps": "[[SECOND,QPS
 """Examples of values whose type says too little."""
 
 
-def unknown(root: Fields, key: str, value: Any) -> str:
-    """One line on an unknown dotted key under `root`, with the nearest known one; empty if it exists."""
-    fields: Fields | None = root
-    parts = key.split(".")
-    for depth, part in enumerate(parts):
-        if fields is None:
-            above = ".".join(parts[:depth])
-            kind = bare(type_of(root, above))[0]
-            if kind is Any or get_origin(kind) is dict:
-                return ""
-            return f"{above} has no keys of its own; set it whole: {above}={sample(kind, above)}"
-        if part not in fields:
-            near = hint(_meant(root, list(fields), parts, depth, value))
-            choices = f"; choose from {', '.join(fields)}"
-            return f"unknown key '{one_line(key, MOST_SHOWN)}'{near or choices}"
-        fields = fields_of(fields[part])
-    return ""
+def _unknown(root: Fields, key: str, value: Any) -> str:
+    """One line on a key that does not exist, with the nearest that do."""
+    above, _, part = key.rpartition(".")
+    homes = [kind for kind, spec in ENGINES.items() if above == "engine" and part in (fields_of(spec) or {})]
+    if homes:
+        return f"{key} belongs to engine={' or '.join(homes)}; leave it out"
+    inner = ""
+    while isinstance(value, Mapping) and len(value) == 1:
+        ((name, value),) = value.items()
+        inner += f".{name}"
+    names = list(fields_of(type_of(root, above) if above else root) or {})
+    near = hint(_meant(root, names, key, inner, value)) or f"; choose from {', '.join(names)}"
+    return f"unknown key '{one_line(key + inner, MOST_SHOWN)}'{near}"
 
 
 def shown(value: Any) -> str:
@@ -228,19 +224,17 @@ def sample(kind: Any, key: str = "") -> str:
     return {bool: "true", int: "1", float: "1.5"}.get(kind, "TEXT")
 
 
-def _meant(root: Fields, names: list[str], parts: list[str], depth: int, value: Any) -> list[str]:
+def _meant(root: Fields, names: list[str], key: str, inner: str, value: Any) -> list[str]:
     """Keys that may be meant: those with this ending, else the nearest in the group, else by the last part.
 
     A number or a choice, which is never secret, is repeated.
     """
-    known, key = dict(keys(root)), ".".join(parts)
-    near = [name for name in known if name.endswith(f".{key}")]
-    if not near:
-        alike = nearest(parts[depth], names)
-        near = [".".join([*parts[:depth], name, *parts[depth + 1 :]]) for name in alike]
-    if not near and not depth:
+    known, (above, dot, part) = dict(keys(root)), key.rpartition(".")
+    near = [name for name in known if name.endswith(f".{key}{inner}")]
+    near = near or [f"{above}{dot}{name}{inner}" for name in nearest(part, names)]
+    if not near and not above:
         lasts = {name.rpartition(".")[2]: name for name in reversed(known)}
-        near = [lasts[last] for last in nearest(parts[-1], list(lasts))]
+        near = [lasts[last] for last in nearest((key + inner).rpartition(".")[2], list(lasts))]
     fitting = [name for name in near if _is_figure(known.get(name)) and fits(known[name], value)]
     return [f"{name}={shown(value)}" if name in fitting else name for name in fitting or near][:MOST]
 

@@ -13,11 +13,9 @@ import yaml
 from conf import constants
 from conf.io import bounded_yaml
 from conf.io.check import ConfigError, Refusals
-from conf.keys import Fields, bare, fields_of, type_of
+from conf.keys import Fields, bare, type_of
 from conf.specs.bounds import LIMITS, METRICS, column, limit_of
-from conf.specs.engine import ENGINES
 from conf.specs.request_sizes import Lengths
-from conf.typed import unknown
 from conf.words import key_and_value, refuse_twice
 
 LIST = "slo.bounds"
@@ -114,7 +112,6 @@ def parsed(root: Fields, words: Sequence[str], refusals: Refusals) -> list[Word]
         with refusals.collected():
             key, text = key_and_value(word)
             value = _value(bare(type_of(root, key))[0], key, text)
-            _check_key(root, key, value)
             constants.check_key(key)
             tree = reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), value)
             settings.append(Word(key, tree))
@@ -145,14 +142,3 @@ def _value(kind: Any, key: str, text: str) -> Any:
     if kind is Lengths and isinstance(value, int) and not isinstance(value, bool):
         return {**FIXED, "mean": value}  # whatever the distribution was before
     return value
-
-
-def _check_key(root: Fields, key: str, value: Any) -> None:
-    """Raise ConfigError for a dotted key that does not exist, with the nearest that does."""
-    if not (why := unknown(root, key, value)):
-        return
-    name = key.partition(".")[2].partition(".")[0]
-    homes = [kind for kind, spec in ENGINES.items() if name in (fields_of(spec) or {})]
-    if key.startswith("engine.") and homes:
-        raise ConfigError(f"engine.{name} belongs to engine={' or '.join(homes)}; leave it out")
-    raise ConfigError(why)

@@ -41,7 +41,7 @@ WRONG = {
     "seed=!!python/object:x 3": "seed: the value is not YAML",
     "run=\0": "run: the value is not YAML",
     "workload.input_tokens=0": "mean=0 tokens must be at least 1",
-    "target.urls.0=a": "target.urls has no keys of its own; set it whole: target.urls=[http://HOST:PORT,...]",
+    "target.urls.0=a": "target.urls must be a list: target.urls=[http://HOST:PORT,...]",
     "target.urls[0]=a": "set the whole list, target.urls=[...]",
     "workload.arrivals.burstiness=.inf workload.arrivals.kind=gamma": "burstiness=inf must be finite",
     "workload.arrivals.burstiness=0": "burstiness=0 must be at least 0.001",

@@ -76,7 +76,7 @@ SWEPT = {
     # a value of another kind
     "sweep slo.ttft_p90_ms=fast": "slo.ttft_p90_ms=fast must be a number above 0",
     "sweep slo.ttft_p90_ms=[1,2]": "slo.ttft_p90_ms must be a number",
-    "sweep slo.ttft_p90_ms.x=3": "slo.ttft_p90_ms has no keys of its own; set it whole",
+    "sweep slo.ttft_p90_ms.x=3": "slo.ttft_p90_ms must be a number above 0",
     "sweep engine=external target.urls=http://127.0.0.1:1": "must be a list: target.urls=[http://HOST:PORT,...]",
     "sweep workload.input_tokens=many": "must be a group of keys: workload.input_tokens.mean=...",
     "sweep workload.arrivals=gamma": "must be a group of keys: workload.arrivals.kind=...",
@@ -188,7 +188,7 @@ SWEPT = {
     # files and folders
     "sweep --config .": ". is a folder; name a file, such as config.yaml",
     "sweep --config none.yaml": "cannot read none.yaml: No such file",
-    "sweep --config clustr.yaml": "clustr.yaml: unknown key 'clustr'; did you mean 'cluster'?",
+    "sweep --config clustr.yaml": "clustr.yaml: unknown key 'clustr.nodes'; did you mean 'cluster.nodes=4'?",
     "sweep --config slow.yaml": "slow.yaml: slo.ttft_p90_ms=fast must be a number",
     "sweep --config typo.yaml": "typo.yaml: unknown key 'slo.ttft_p90'; did you mean 'slo.ttft_p90_ms=3'?",
     "sweep --config part.yaml": "part.yaml: cluster, hardware, model, layout, routing, workload, slo,",
