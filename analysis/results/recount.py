@@ -6,7 +6,7 @@ offered; the windows were placed for the old bounds, so that the interval is wid
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import RECENTRED_SD, Capacity, including, node_effects, posterior
 from analysis.capacity.rules import Check, Facts, WindowEvidence, worst_by_name
 from analysis.capacity.service_change import claimed
-from analysis.capacity.window_counts import Window, WindowCounts, count, count_by_stream
+from analysis.capacity.window_counts import WindowCounts, count, count_by_stream
 from analysis.results.experiment_facts import describe
 from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import to_tree
@@ -41,19 +41,21 @@ SMALLEST = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Recount:
-    """Every window counted again, and the posterior of those that are not void; None without a prior."""
+    """Every window counted again, and the posterior of those that are not void; None without a prior.
+
+    `checks` are those of all windows whose bounds follow from other bounds of the latencies.
+    """
 
     windows: tuple[WindowCounts, ...]
     capacity: Capacity | None
+    checks: tuple[Check, ...]
 
 
-def recount(
-    run: Run, slo: Slo | None = None, holds: Callable[[pa.Table, Window], bool] = lambda *_: True
-) -> Recount:
+def recount(run: Run, slo: Slo | None = None) -> Recount:
     """Count every window of an ended run again. Raises RunError where the files do not hold what it takes.
 
     By default by its own bounds. Under others, `slo`, the prior of the search is widened to one that was far
-    off; a valid window, by the rows around it, counts where it `holds`.
+    off, and a window may become void.
     """
     table = run.windows()
     if not table.num_rows:
@@ -74,18 +76,30 @@ def recount(
     prior = basis.prior and (Prior(basis.prior.centre, RECENTRED_SD) if slo else basis.prior)
     counted: list[WindowCounts] = []
     used: list[WindowCounts] = []
+    checks: list[Check] = []
     for line in table.to_pylist():
         window, index = window_table.window(line), line["index"]
         rows = around(index)
         counts = replace(count(rows, window, *counting), weight=line["weight"])
         counted.append(counts)
-        if line["valid"] and holds(rows, window):
+        judged = _judged(Facts(rows, window, slo, WindowEvidence())) if slo and line["valid"] else []
+        checks += judged
+        if line["valid"] and not any(check.voids for check in judged):
             used += count_by_stream(rows, window, basis.streams, *counting) if basis.streams else (counts,)
-    if prior is None:
-        return Recount(tuple(counted), None)
-    if run.verdict and run.verdict.capacity:
-        return Recount(tuple(counted), claimed(used, prior, counted, around).capacity)
-    return Recount(tuple(counted), including(posterior(used, prior), node_effects(used, prior)))
+    capacity = None
+    if prior and run.verdict and run.verdict.capacity:
+        capacity = claimed(used, prior, counted, around).capacity
+    elif prior:
+        capacity = including(posterior(used, prior), node_effects(used, prior))
+    return Recount(tuple(counted), capacity, tuple(checks))
+
+
+BY_BOUNDS = ("send_lag_p99", "path_p90", "path_over", "queue_told")
+"""Rules about a window whose bounds follow from those of the latencies."""
+
+
+def _judged(facts: Facts) -> list[Check]:
+    return [check for rule in RULES if rule.name in BY_BOUNDS and (check := rule.check(facts))]
 
 
 def recomputed(run: Run) -> tuple[str, bool]:
@@ -97,11 +111,11 @@ def recomputed(run: Run) -> tuple[str, bool]:
     counts = list(_other_counts(run, again))
     lines, agrees = _capacity_lines(run.verdict, again.capacity)
     agrees = agrees and not counts
-    told = [
+    heads = [
         f"{'SAME' if agrees else 'DIFFERENT'}  {run.path} recomputed from its Parquet files",
         f"counts of {len(again.windows)} windows, exactly: {'; '.join(counts) or 'identical'}",
     ]
-    return "\n".join([*told, *lines]), agrees
+    return "\n".join([*heads, *lines]), agrees
 
 
 def _capacity_lines(verdict: RunVerdict | None, capacity: Capacity | None) -> tuple[list[str], bool]:
@@ -156,8 +170,6 @@ def _other_counts(run: Run, again: Recount) -> Iterator[str]:
 
 
 JUDGED = "judged by {new} with the windows of a search for {old}"
-BY_BOUNDS = ("send_lag_p99", "path_p90", "path_over", "queue_told")
-"""Rules about a window whose bounds follow from those of the latencies."""
 NEW_RUN = "that bound needs a new run"
 ALONE = "they were drawn for the bounds of the search"
 
@@ -171,19 +183,17 @@ def rejudge(run: Run, *words: str) -> RunVerdict:
     verdict = _searched(run)
     recorded = verdict.experiment.slo
     slo = _bounds(run, recorded, words)
-    checks: list[Check] = []
-    again = recount(run, slo, _judge(slo, checks))
-    _refuse_beyond(run, again, slo, words)
-    assert again.capacity is not None
-    worst = worst_by_name(checks)
+    again = recount(run, slo)
+    capacity = _offered(run, again, slo, words)
+    worst = worst_by_name(again.checks)
     replicas = verdict.experiment.replicas / verdict.experiment.nodes if verdict.experiment.replicas else None
-    capacity = CapacityFigures.from_posterior(again.capacity, replicas)
+    figures = CapacityFigures.from_posterior(capacity, replicas)
     return replace(
         verdict,
         experiment=replace(verdict.experiment, slo=describe(replace(run.config, slo=slo)).slo),
-        capacity=replace(capacity, constants_unknown=ALONE),
+        capacity=replace(figures, constants_unknown=ALONE),
         checks=tuple(worst.get(check.name, check) for check in verdict.checks or ()),
-        evidence=f"{len(again.capacity.windows)} windows of {verdict.evidence}",
+        evidence=f"{len(capacity.windows)} windows of {verdict.evidence}",
         reason=JUDGED.format(new=slo.text, old=recorded.text),
         passed=True,
         exit_code=0,
@@ -230,8 +240,8 @@ def _bounds(run: Run, recorded: Slo, words: Sequence[str]) -> Slo:
     return slo
 
 
-def _refuse_beyond(run: Run, again: Recount, slo: Slo, words: Sequence[str]) -> None:
-    """Raise RunError for a bound on what no row reports, and for a capacity beyond the rates offered."""
+def _offered(run: Run, again: Recount, slo: Slo, words: Sequence[str]) -> Capacity:
+    """The capacity. Raises RunError for a bound on what no row reports, and beyond the rates offered."""
     for limit in slo.limits:
         if not any(window.limits[limit].determined for window in again.windows):
             raise RunError(f"{run.path} did not record what {label(limit)} needs: {NEW_RUN}")
@@ -248,15 +258,4 @@ def _refuse_beyond(run: Run, again: Recount, slo: Slo, words: Sequence[str]) -> 
     if what:
         search = f"python -m loadgen sweep --config {run.path}/config.yaml {' '.join(words)}"
         raise RunError(f"{run.path} offered {what}: {search}")
-
-
-def _judge(slo: Slo, checks: list[Check]) -> Callable[[pa.Table, Window], bool]:
-    """Whether a window is still valid by the checks whose bounds follow from those of the latencies."""
-
-    def holds(requests: pa.Table, window: Window) -> bool:
-        facts = Facts(requests, window, slo, WindowEvidence())
-        judged = [check for rule in RULES if rule.name in BY_BOUNDS and (check := rule.check(facts))]
-        checks.extend(judged)
-        return not any(check.voids for check in judged)
-
-    return holds
+    return capacity

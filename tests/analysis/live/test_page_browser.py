@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from analysis.live.address import Address
 from analysis.live.followed import look
 from analysis.live.server import LiveServer, serving
-from analysis.live.state import FILE, Ending, LiveView
+from analysis.live.state import FILE, Ending, LiveState, LiveView
 from analysis.results.json_border import to_tree
 from tests.support.machine import browser as chromium
 from tests.support.machine.browser import Browser
@@ -32,11 +33,16 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield browser
 
 
+@contextmanager
+def served(state: LiveState) -> Iterator[LiveServer]:
+    with serving(Address.from_words("0", "--live"), LiveView(state), "--live") as server:
+        yield server
+
+
 @pytest.fixture
 def server() -> Iterator[LiveServer]:
-    view = LiveView(running())
-    with serving(Address.from_words("0", "--live"), view, "--live") as up:
-        yield up
+    with served(running()) as server:
+        yield server
 
 
 @pytest.fixture
@@ -106,11 +112,10 @@ def test_a_keyboard_reaches_what_scrolls_and_the_phase_is_announced(page: Browse
 def test_the_end_is_said_with_the_result_and_stays_when_the_server_is_gone(
     tab: Browser, tmp_path: Path
 ) -> None:
-    view = LiveView(running())
-    with serving(Address.from_words("0", "--live"), view, "--live") as server:
+    with served(running()) as server:
         tab.open(server.address.url)
         until(lambda: tab.text("#link") == "live")
-        view.end(Ending("VALID  3.31 QPS per node", 0, "runs/golden_run/report.html"))
+        server.view.end(Ending("VALID  3.31 QPS per node", 0, "runs/golden_run/report.html"))
     until(lambda: tab.text("h1") == "The run has ended")
     assert tab.text("#link") == "ended, exit code 0"
     assert tab.text("#result") == "VALID  3.31 QPS per node"
@@ -119,14 +124,13 @@ def test_the_end_is_said_with_the_result_and_stays_when_the_server_is_gone(
 
 
 def test_a_lost_connection_is_said_and_found_again(tab: Browser) -> None:
-    view = LiveView(running())
-    with serving(Address.from_words("0", "--live"), view, "--live") as server:
+    with served(running()) as server:
         tab.open(server.address.url)
         until(lambda: tab.text("#link") == "live")
         asked = server.address
     until(lambda: tab.text("#link").startswith("connection lost"))
     assert "3.310" in tab.text("#now"), "the last figures stay"
-    with serving(asked, view, "--live"):
+    with serving(asked, LiveView(running()), "--live"):
         until(lambda: tab.text("#link") == "live", "it never came back")
 
 
@@ -147,17 +151,16 @@ def test_a_strangers_words_are_words(tab: Browser, tmp_path: Path) -> None:
     now = to_tree(RUNNING) | {"kind": evil}
     now["latencies"] = {evil: now["latencies"]["ttft_p90_ms"]}
     (tmp_path / FILE).write_text(json.dumps(now))
-    view = LiveView(look(tmp_path))
     tab.complaints.clear()
     tab.asked.clear()
-    with serving(Address.from_words("0", "--port"), view, "--port") as server:
+    with served(look(tmp_path)) as server:
         tab.open(server.address.url)
         until(lambda: "onerror" in tab.text("#log"))
         for place in ("#name", "h1", "#now-note", "#bounds", "#windows", "#checks", "#log"):
             said = tab.text(place)
             assert "onerror='window.ran = 1'" in said.lower() or "</SCRIPT>" in said, place
             assert "\u202e" not in said and "\x1b" not in said
-        view.end(Ending(evil, 3, evil))
+        server.view.end(Ending(evil, 3, evil))
         until(lambda: "onerror" in tab.text("#result"))
         assert tab.value("window.ran") is None and tab.value("document.images.length") == 0
         assert {url.removeprefix(server.address.url) for url in tab.asked} == {"", "events"}
@@ -167,9 +170,7 @@ def test_a_strangers_words_are_words(tab: Browser, tmp_path: Path) -> None:
 def test_figures_that_are_unknown_or_infinite_are_said(tab: Browser) -> None:
     tree = to_tree(RUNNING) | {"in_flight": None, "achieved_qps_per_node": None, "budget_s": None}
     tree["latencies"]["ttft_p90_ms"] |= {"p90_ms": float("inf"), "p50_ms": None}
-    view = LiveView(running(None))
-    view.add({"event": "window_so_far", **tree})
-    with serving(Address.from_words("0", "--live"), view, "--live") as server:
+    with served(running(None).after({"event": "window_so_far", **tree})) as server:
         tab.open(server.address.url)
         until(lambda: "Window 8" in tab.text("#now"))
         assert tab.text("#bounds").splitlines()[0].startswith("TTFT p90\t2000\tunknown\tinfinite (over)")

@@ -247,21 +247,6 @@ def test_the_papers_tables_are_met_within_the_fits_own_error(replayed: dict[str,
     assert result["fit_rms"] == SUBJECT[name].fit_rms
 
 
-@pytest.mark.parametrize("name", SUBJECT)
-def test_every_published_row_stands_beside_its_level_once(replayed: dict[str, Any], name: str) -> None:
-    lines = [line for line in replayed[name]["progressive"]["levels"] if line["beside"]]
-    beside = [
-        (line["phase"], line["concurrency"], line["beside"]["published"]["total_tok_s"]) for line in lines
-    ]
-    rows = [row for row in PUBLISHED[name] if row.left_out != published_tables.AGAIN]
-    assert beside == [(row.phase, row.concurrency, row.total_tok_s) for row in rows]
-    for line, row in zip(lines, rows, strict=True):
-        assert line["beside"]["error_total"] == pytest.approx(
-            line["total_tok_s"] / line["beside"]["published"]["total_tok_s"] - 1
-        )
-        assert line["beside"]["published"]["left_out"] == row.left_out
-
-
 def test_a_level_with_few_requests_is_not_a_capacity(replayed: dict[str, Any]) -> None:
     for tree in replayed.values():
         for line in tree["progressive"]["levels"]:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from analysis.results.runs import Run
 from analysis.rows import records
@@ -37,14 +36,6 @@ def test_a_written_series_is_sorted_whole_and_carries_its_units(tmp_path) -> Non
     assert back.equals(table(SECONDS))
     assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
     assert [file.name for file in path.parent.iterdir()] == ["timeseries.parquet"]
-
-
-def test_a_series_that_cannot_be_written_leaves_the_old_one(tmp_path) -> None:
-    path = tmp_path / "timeseries.parquet"
-    records.write_series(table(SECONDS), path)
-    with pytest.raises(pa.ArrowInvalid):
-        records.write_series(pa.table({"other": [1]}), path)
-    assert pq.read_table(path).num_rows == 6
 
 
 def test_wherever_a_stream_is_cut_its_whole_batches_are_read(tmp_path) -> None:
