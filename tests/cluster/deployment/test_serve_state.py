@@ -202,6 +202,15 @@ def test_of_other_ends_the_last_error_is_told_and_of_none_nothing() -> None:
     assert words.why(["loading", GUESS]) == ""
 
 
+def test_a_failure_is_told_from_serves_message_and_the_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "_logs", lambda *_: {"worker-a.err": ["begins", "OSError: [Errno 98] port"]})
+    tree = details()
+    tree["applications"]["llm"]["deployments"]["OpenAiIngress"]["message"] = "KeyError: 'x'"
+    why, lines = words.last_words(tree, "llm", {})
+    assert why.startswith("port in use") and lines[-2:] == ("begins", "OSError: [Errno 98] port")
+    assert lines[:2] == ("--- Ray Serve on OpenAiIngress", "KeyError: 'x'")
+
+
 def test_the_newest_processes_of_the_application_are_read(tmp_path: Path) -> None:
     def write(name: str, app: str, text: str, at_s: int) -> None:
         (tmp_path / name).write_text(f":job_id:01\n:actor_name:ServeReplica:{app}:It\n{text}\n")

@@ -257,29 +257,21 @@ def test_at_another_speed_of_the_clock_the_engines_time_is_the_same() -> None:
         assert run(story(0.5, mode)) == pytest.approx(run(story(1.0, mode)), abs=3 * ROUND)
 
 
-async def health(serving: "asyncio.Task[None]") -> None:
-    replica = SimulatedPrefill.__new__(SimulatedPrefill)
-    replica._engine = SimpleNamespace(failure="")  # type: ignore[assignment]
-    replica._serving, replica._url = serving, "http://127.0.0.1:1"
-    await asyncio.wait([serving], timeout=0.01)
-    await replica.check_health()
-
-
-def test_a_server_of_metrics_that_has_ended_is_a_fault() -> None:
-    async def served(seconds: float, error: Exception | None = None) -> None:
-        await asyncio.sleep(seconds)
+@pytest.mark.parametrize("error", [OSError("port gone"), None])
+def test_a_server_of_metrics_that_has_ended_is_a_fault(error: Exception | None) -> None:
+    async def judged() -> None:
+        serving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        replica: Any = SimulatedPrefill.__new__(SimulatedPrefill)
+        replica._engine, replica._serving = SimpleNamespace(failure=""), serving
+        replica._url = "http://127.0.0.1:1"
+        await replica.check_health()
         if error:
-            raise error
+            serving.set_exception(error)
+        else:
+            serving.set_result(None)
+        with pytest.raises(
+            RuntimeError, match=f"metrics at http://127.0.0.1:1 has ended: {error or 'no error'}"
+        ):
+            await replica.check_health()
 
-    async def judged(seconds: float, error: Exception | None = None) -> None:
-        serving = asyncio.create_task(served(seconds, error))
-        try:
-            await health(serving)
-        finally:
-            serving.cancel()
-
-    asyncio.run(judged(60.0))
-    with pytest.raises(RuntimeError, match="metrics at http://127.0.0.1:1 has ended: port gone"):
-        asyncio.run(judged(0.0, OSError("port gone")))
-    with pytest.raises(RuntimeError, match="has ended: no error"):
-        asyncio.run(judged(0.0))
+    asyncio.run(judged())
