@@ -1,8 +1,7 @@
 """Makes request rows from plans and exchanges, column by column: rows would cost a tenth of a request."""
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
@@ -15,8 +14,7 @@ from analysis.rows.parquet import BoundedWords
 from analysis.stats.quantiles import Floats, quantile
 from conf.specs.bounds import Slo, metric_of
 from loadgen.fleet.exchange import Exchange
-from loadgen.traffic.prefix_sharing import Runs
-from loadgen.traffic.schedule import PHASES, ArrivalSchedule
+from loadgen.traffic.schedule import OPTIONAL, PHASES, ArrivalSchedule, Planned
 
 MOST_US = np.iinfo(np.int32).max
 
@@ -86,40 +84,6 @@ def _gaps(exchanges: Sequence[Exchange], scale: float) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(gaps_us), mask=pa.array(open_))
 
 
-@dataclass(slots=True)
-class Planned:
-    """One request of the schedule as plain numbers; a `closed` loop sets `due_ns` when a follower starts.
-
-    `session` is -1 without sessions, `character` without conversations. `free_ns`, on the run's clock, is
-    when the turn before ended, where it was waited for.
-    """
-
-    seq: int
-    window_index: int
-    phase: str
-    due_ns: int
-    input_tokens: int
-    output_tokens: int
-    shared_tokens: int = 0
-    stream: int | None = None
-    session: int = -1
-    turn: int = 0
-    image_tokens: int = 0
-    begins: Runs = ()
-    reusable_tokens: int | None = None
-    character: int = -1
-    character_tokens: int = 0
-    persona_tokens: int = 0
-    history_cut: int = 0
-    free_ns: int | None = None
-    closed: bool = False
-
-
-_ABSENT = {column.name for column in fields(ArrivalSchedule) if column.default is None} - {"line"}
-OPTIONAL: dict[str, Any] = {
-    column.name: column.default for column in fields(Planned) if column.name in _ABSENT
-}
-"""Columns that a schedule may lack, in the order of `Planned`, and what stands for them then."""
 COLUMNS = {
     name: {"session_id": "session"}.get(name, name.removeprefix("requested_")) for name in records.PLAN.names
 }
@@ -145,17 +109,6 @@ class Clock:
     def monotonic_ns(self, run_ns: int) -> int:
         """The monotonic instant of a time of the run."""
         return self.epoch_ns + int(run_ns / self.scale)
-
-
-def planned(schedule: ArrivalSchedule) -> list[Planned]:
-    """The schedule row by row."""
-    names = "seq", "phase", "due_ns", "input_tokens", "output_tokens", "shared_tokens", *OPTIONAL
-    columns = (
-        itertools.repeat(OPTIONAL[name], len(schedule)) if column is None else column.tolist()
-        for name, column in ((name, getattr(schedule, name)) for name in names)
-    )
-    rows = zip(*columns, strict=True)
-    return [Planned(seq, schedule.window_index, PHASES[phase], *rest) for seq, phase, *rest in rows]
 
 
 def plan_table(schedule: ArrivalSchedule) -> pa.Table:

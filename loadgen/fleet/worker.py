@@ -14,11 +14,11 @@ from collections import deque
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import Client, ClientPlan
-from loadgen.fleet.rows import Attempt, Clock, Planned, planned
+from loadgen.fleet.rows import Attempt, Clock
 from loadgen.fleet.target import Observation
 from loadgen.fleet.worker_log import HealthSampler, RequestLog, reported
 from loadgen.prompts.bodies import Prompts
-from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Planned, planned
 
 
 class SessionTurns:
@@ -227,9 +227,7 @@ class Worker:
 
     def _body(self, plan: Planned) -> bytes:
         if plan.character >= 0:
-            levels = plan.shared_tokens, plan.character_tokens, plan.persona_tokens
-            names = plan.character, plan.session, plan.history_cut
-            return self._prompts.turn(plan.input_tokens, plan.output_tokens, levels, names)
+            return self._prompts.turn(plan)
         session = None if plan.session < 0 else plan.session
         tokens = plan.input_tokens, plan.output_tokens, plan.shared_tokens
         return self._prompts.body(plan.seq, *tokens, session, plan.image_tokens, plan.begins)

@@ -16,8 +16,8 @@ from analysis.rows import records
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import ClientPlan
-from loadgen.fleet.rows import Attempt, Clock, Planned, ServerWords, batch
-from loadgen.traffic.schedule import NS
+from loadgen.fleet.rows import Attempt, Clock, ServerWords, batch
+from loadgen.traffic.schedule import NS, Planned
 
 FULL_DISK_S = 5.0
 """A stream that cannot be written for so long ends the worker; until then its rows are kept.

@@ -13,8 +13,7 @@ from conf.specs.request_sizes import Images
 from conf.specs.routing import Endpoints
 from loadgen.prompts import text_pool
 from loadgen.prompts.text_pool import PromptLevel, TokenBytes, synthetic
-from loadgen.traffic.prefix_sharing import Runs
-from loadgen.traffic.schedule import UNIQUE_TOKENS
+from loadgen.traffic.schedule import UNIQUE_TOKENS, Planned, Runs
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 COLOURS = 16
@@ -138,33 +137,26 @@ class Prompts:
         most = min(round(self._session_hit * input_tokens), input_tokens - UNIQUE_TOKENS)
         return most - shared_tokens if most - shared_tokens > UNIQUE_TOKENS else 0
 
-    def turn(
-        self,
-        input_tokens: int,
-        output_tokens: int,
-        levels: tuple[int, int, int],
-        names: tuple[int, int, int],
-    ) -> bytes:
+    def turn(self, plan: Planned) -> bytes:
         """The JSON body of a turn of a conversation.
 
-        `levels` are the tokens of the system prompt, of system prompt and character together, and of the
-        persona; the rest is history. `names` are character, session and history cut: equal ones share their
-        level.
+        It has the system prompt, a character, a persona and a history from its cut on, each as long as
+        planned: equal characters, sessions and cuts share their level.
         """
-        shared, of_character, persona = levels
-        character, session, cut = CHARACTERS_FROM + names[0], SESSIONS_FROM + names[1], CUTS_FROM + names[2]
-        name, (system, *own) = self._source.name, self._source.levels
+        character, session = CHARACTERS_FROM + plan.character, SESSIONS_FROM + plan.session
+        cut, name, (system, *own) = CUTS_FROM + plan.history_cut, self._source.name, self._source.levels
+        history = plan.input_tokens - plan.character_tokens - plan.persona_tokens
         named = (
-            (character, character, of_character - shared),
-            (session, session, persona),
-            (cut, cut + names[1], input_tokens - of_character - persona),
+            (character, character, plan.character_tokens - plan.shared_tokens),
+            (session, session, plan.persona_tokens),
+            (cut, cut + plan.session, history),
         )
         head, *begins = self._begins
-        pieces = system.pieces((), 0, shared)
+        pieces = system.pieces((), 0, plan.shared_tokens)
         for begin, level, (number, place, tokens) in zip(begins, own, named, strict=True):
             pieces += [begin] if begin else []
             pieces += level.pieces(name(number), place * STRIDE, tokens)
-        return self._joined(head, pieces, self._close, output_tokens)
+        return self._joined(head, pieces, self._close, plan.output_tokens)
 
     def _joined(self, head: bytes, pieces: list[TokenBytes], close: bytes, output_tokens: int) -> bytes:
         limits = self._limits % {b"tokens": output_tokens}

@@ -11,11 +11,7 @@ from numpy.typing import NDArray
 from conf.specs.experiment import Workload
 from conf.specs.request_sizes import Lengths
 from conf.specs.workload import CHARACTER_SHARE, NAMING_TOKENS, Conversations
-from loadgen.traffic.schedule import NS, UNIQUE_TOKENS, ArrivalSchedule, Floats, Ints, cut_tokens
-
-Run = tuple[int, int]
-"""The owner's seq, and the token of the prompt at which its text ends here."""
-Runs = tuple[Run, ...]
+from loadgen.traffic.schedule import NS, UNIQUE_TOKENS, ArrivalSchedule, Floats, Ints, Run, cut_tokens
 
 
 def begins(

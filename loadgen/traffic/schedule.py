@@ -1,5 +1,6 @@
 """The arrival schedule: every planned request of a window as numpy arrays; its tokens are drawn here."""
 
+import itertools
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,9 @@ NS = 1_000_000_000
 
 Bounds = Mapping[str, tuple[int, int]]
 """Start and end of adjoining phases by name, in ns."""
+Run = tuple[int, int]
+"""The owner's seq, and the token of the prompt at which its text ends here."""
+Runs = tuple[Run, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class ArrivalSchedule:
       sessions.
 
     - `line`: the request's line of a trace, from 0; `begins`: the runs of its prompt that earlier requests
-      own (`prefix_sharing.Runs`), `reusable_tokens` in number. None unless a trace says them.
+      own (`Runs`), `reusable_tokens` in number. None unless a trace says them.
 
     The other columns belong to conversations and are None without them; `turn` then counts from the session's
     own beginning. Prompts of one `character` share their first `character_tokens`; those of one session share
@@ -108,6 +112,53 @@ class ArrivalSchedule:
         if joined.session is None or joined.character is not None:
             return joined
         return replace(joined, turn=turns(joined.session))
+
+
+@dataclass(slots=True)
+class Planned:
+    """One request of the schedule as plain numbers; a `closed` loop sets `due_ns` when a follower starts.
+
+    `session` is -1 without sessions, `character` without conversations. `free_ns`, on the run's clock, is
+    when the turn before ended, where it was waited for.
+    """
+
+    seq: int
+    window_index: int
+    phase: str
+    due_ns: int
+    input_tokens: int
+    output_tokens: int
+    shared_tokens: int = 0
+    stream: int | None = None
+    session: int = -1
+    turn: int = 0
+    image_tokens: int = 0
+    begins: Runs = ()
+    reusable_tokens: int | None = None
+    character: int = -1
+    character_tokens: int = 0
+    persona_tokens: int = 0
+    history_cut: int = 0
+    free_ns: int | None = None
+    closed: bool = False
+
+
+_ABSENT = {column.name for column in fields(ArrivalSchedule) if column.default is None} - {"line"}
+OPTIONAL: dict[str, Any] = {
+    column.name: column.default for column in fields(Planned) if column.name in _ABSENT
+}
+"""Columns that a schedule may lack, in the order of `Planned`, and what stands for them then."""
+
+
+def planned(schedule: ArrivalSchedule) -> list[Planned]:
+    """The schedule row by row."""
+    names = "seq", "phase", "due_ns", "input_tokens", "output_tokens", "shared_tokens", *OPTIONAL
+    columns = (
+        itertools.repeat(OPTIONAL[name], len(schedule)) if column is None else column.tolist()
+        for name, column in ((name, getattr(schedule, name)) for name in names)
+    )
+    rows = zip(*columns, strict=True)
+    return [Planned(seq, schedule.window_index, PHASES[phase], *rest) for seq, phase, *rest in rows]
 
 
 def phases_of(due_ns: Ints, bounds_ns: Bounds) -> Ints:

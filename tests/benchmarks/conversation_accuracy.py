@@ -24,10 +24,9 @@ from loadgen.cli import engine_model
 from loadgen.cli.words import experiment_of as asked
 from loadgen.drive.driver import Driver
 from loadgen.drive.load_feed import LoadPlan
-from loadgen.fleet.rows import planned
 from loadgen.fleet.target import Observation
 from loadgen.traffic.prefix_sharing import shared_prefixes
-from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, planned
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import EngineKind
 from serve_apps.engine_model.service.prefixes import session_pieces

@@ -21,7 +21,7 @@ from loadgen.drive.prepared_load import load_prepared
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.process import ClockOffset, whose_clock
-from loadgen.fleet.rows import EVERY_GAP, Clock, Planned, ServerWords, batch, plan_table
+from loadgen.fleet.rows import EVERY_GAP, Clock, ServerWords, batch, plan_table
 from loadgen.fleet.target import FleetError
 from loadgen.fleet.worker import Worker
 from loadgen.fleet.worker_log import HealthSampler
@@ -29,7 +29,7 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Start, WindowPlan
-from loadgen.traffic.schedule import NS
+from loadgen.traffic.schedule import NS, Planned
 from loadgen.traffic.traffic import Traffic
 from serve_apps.simulated.openai_answers import ApiRequest
 from tests.support.machine.patience import PATIENCE_S

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from conf import load
-from loadgen.fleet.rows import planned
 from loadgen.prompts.bodies import Prompts
 from loadgen.prompts.text_pool import Tokenizer, sentences
-from loadgen.traffic.schedule import NS
+from loadgen.traffic.schedule import NS, planned
 from loadgen.traffic.traffic import Traffic
 from serve_apps.vllm_recipes.model_folder import write_folder
-from tests.support.prompts.bodies import WORDS, body, shared_by_plan
+from tests.support.prompts.bodies import WORDS, shared_by_plan
 from tests.support.prompts.chats import common
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -106,7 +105,7 @@ def test_turns_begin_alike_as_planned_also_when_the_server_encodes_them(
     turns = planned(
         Traffic(workload).draw(3.0, {"window": (0, 90 * NS)}, window_index=0, first_seq=0, seed=1)
     )
-    bodies = [body(made, turn) for turn in turns]
+    bodies = [made.turn(turn) for turn in turns]
     if kind == "token_ids":
         lists = [json.loads(each)["prompt"] for each in bodies]
     else:

@@ -15,9 +15,9 @@ from analysis.rows.parquet import MOST_WORDS, OTHER_WORD, WORD_LETTERS, BoundedW
 from conf.specs.experiment import Slo
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
-from loadgen.fleet.rows import EVERY_GAP, Clock, Planned, ServerWords, batch
+from loadgen.fleet.rows import EVERY_GAP, Clock, ServerWords, batch
 from loadgen.run.run_folder import RunFolder
-from loadgen.traffic.schedule import PHASES, ArrivalSchedule
+from loadgen.traffic.schedule import PHASES, ArrivalSchedule, Planned
 
 MANY = 40_000
 """More than 16 bits with a sign can count."""

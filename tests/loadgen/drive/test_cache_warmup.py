@@ -13,11 +13,11 @@ from loadgen.drive import prepared_load
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import LossRecovery, TargetLost
 from loadgen.drive.prepared_load import UNREPORTED, load_prepared, warm_up
-from loadgen.fleet.rows import Planned, plan_columns, planned
+from loadgen.fleet.rows import plan_columns
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.search.window_plan import Start, WindowPlan
 from loadgen.traffic.prefix_sharing import with_mean_lengths
-from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Planned, planned
 from tests.support.virtual.virtual_drivers import plan
 
 CHATS = load(["workload=character", "workload.conversations.characters=100"])

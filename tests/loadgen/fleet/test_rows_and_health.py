@@ -25,8 +25,9 @@ from loadgen.fleet import process, worker_log
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.process import NO_LIMIT, SPARE_FILES, Limits, WatchedProcess
-from loadgen.fleet.rows import EVERY_GAP, Clock, GapRecord, Planned, ServerWords, batch
+from loadgen.fleet.rows import EVERY_GAP, Clock, GapRecord, ServerWords, batch
 from loadgen.fleet.worker_log import HealthSampler, RequestLog
+from loadgen.traffic.schedule import Planned
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.plans import client_plan
 

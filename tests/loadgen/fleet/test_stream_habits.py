@@ -25,8 +25,8 @@ from loadgen.fleet import http_client, http_connection
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.http_connection import Connection
-from loadgen.fleet.rows import EVERY_GAP, Clock, Planned, ServerWords, batch
-from loadgen.traffic.schedule import NS
+from loadgen.fleet.rows import EVERY_GAP, Clock, ServerWords, batch
+from loadgen.traffic.schedule import NS, Planned
 from tests.support.servers.plans import client_plan
 
 MS = 1_000_000

@@ -20,10 +20,10 @@ from analysis.rows import records
 from conf import load
 from conf.specs.experiment import SimulatedEngine, Workload
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.rows import plan_table, planned
+from loadgen.fleet.rows import plan_table
 from loadgen.prompts.bodies import UNIQUE_TOKENS, Prompts
 from loadgen.run.samplers import page_figures
-from loadgen.traffic.schedule import NS
+from loadgen.traffic.schedule import NS, planned
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import EngineKind
 from serve_apps.simulated.openai_answers import ServedModel

@@ -19,7 +19,6 @@ from analysis.results import summary
 from conf import ConfigError, Experiment, load
 from loadgen.__main__ import main
 from loadgen.cli.words import experiment_of
-from loadgen.fleet.rows import Planned, planned
 from loadgen.prompts import text_pool
 from loadgen.prompts.bodies import Prompts
 from loadgen.prompts.text_pool import sentences, talk
@@ -27,8 +26,9 @@ from loadgen.run import resumption
 from loadgen.run.run_folder import read_files
 from loadgen.studies import calibration_probes, published_ladder
 from loadgen.traffic.prefix_sharing import shared_prefixes
+from loadgen.traffic.schedule import Planned, planned
 from tests.support.prompts import stub_tokenizers
-from tests.support.prompts.bodies import WORDS, bodies, body, shared_by_plan
+from tests.support.prompts.bodies import WORDS, bodies, shared_by_plan
 from tests.support.prompts.chats import common
 from tests.support.prompts.schedules import drawn
 
@@ -94,7 +94,7 @@ def said(folder: Path) -> list[Planned]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(folder: Path, kind: str) -> None:
     prompts, turns = prompts_of(folder, kind, *WORDS), said(folder)
-    lists = [encoded(body(prompts, turn), folder) for turn in turns]
+    lists = [encoded(prompts.turn(turn), folder) for turn in turns]
     lengths = [len(each) - turn.input_tokens for each, turn in zip(lists, turns, strict=True)]
     # Where a level ends within a word, a server that encodes the text may make one token of two.
     assert set(lengths) <= ({0} if kind == "token_ids" else {-1, 0}) and lengths.count(0) > 0.8 * len(turns)
@@ -140,17 +140,17 @@ def test_any_request_has_the_asked_tokens_in_text_and_in_ids(
 
 def test_a_turn_says_the_same_however_it_is_sent(folder: Path) -> None:
     turn = said(folder)[-1]
-    ids, plain, chat = (body(prompts_of(folder, kind, *WORDS), turn) for kind in KINDS)
+    ids, plain, chat = (prompts_of(folder, kind, *WORDS).turn(turn) for kind in KINDS)
     assert text(ids, folder) == text(plain, folder) == text(chat, folder)
     messages = json.loads(chat)["messages"]
     assert [message["role"] for message in messages] == ["system", "user"]
     kept = prompts_of(folder, "chat", *WORDS, salt=3)
-    assert body(kept, turn) == chat != body(prompts_of(folder, "chat", *WORDS, salt=4), turn)
+    assert kept.turn(turn) == chat != prompts_of(folder, "chat", *WORDS, salt=4).turn(turn)
 
 
 def test_the_template_gives_its_fixed_text_and_the_history_its_lines(folder: Path) -> None:
     turn = max(said(folder), key=lambda turn: turn.input_tokens)
-    messages = json.loads(body(prompts_of(folder, "chat", *WORDS), turn))["messages"]
+    messages = json.loads(prompts_of(folder, "chat", *WORDS).turn(turn))["messages"]
     system, character, persona, rest = messages[0]["content"].split("\n")
     assert rest == "" and system.startswith(" ")
     for part in (character, persona):  # the words of its name, then what the template says, then the text
@@ -164,10 +164,10 @@ def test_the_template_gives_its_fixed_text_and_the_history_its_lines(folder: Pat
 def test_a_conversation_without_a_template_is_one_message_of_bare_text(folder: Path) -> None:
     turn = said(folder)[0]
     plain = prompts_of(folder, "chat", *WORDS, "workload.conversations.template=[]")
-    (message,) = json.loads(body(plain, turn))["messages"]
+    (message,) = json.loads(plain.turn(turn))["messages"]
     assert message["role"] == "user" and "User:" not in message["content"]
     assert "\n" in message["content"]
-    assert len(encoded(body(plain, turn), folder)) == turn.input_tokens
+    assert len(encoded(plain.turn(turn), folder)) == turn.input_tokens
 
 
 @pytest.mark.parametrize("sizes", [(0, 9, 8, 17), (1, 10, 9, 20), (0, 20, 10, 40), (3, 11, 8, 28)])
@@ -178,7 +178,9 @@ def test_levels_too_short_for_name_and_template_are_as_long_as_planned(
     prompts = prompts_of(folder, "token_ids", *WORDS)
     before: list[int] = []
     for tokens in range(count, count + 30):
-        ids = json.loads(prompts.turn(tokens, 1, tuple(levels), (1, 2, 3)))["prompt"]  # type: ignore[arg-type]
+        turn = Planned(0, 0, "window", 0, tokens, 1, levels[0], session=2, character=1, history_cut=3)
+        turn.character_tokens, turn.persona_tokens = levels[1:]
+        ids = json.loads(prompts.turn(turn))["prompt"]
         assert len(ids) == tokens and ids[: len(before)] == before
         before = ids
 

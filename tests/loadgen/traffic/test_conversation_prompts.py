@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf import load
-from loadgen.fleet.rows import Planned, planned
 from loadgen.prompts.bodies import Prompts
-from tests.support.prompts.bodies import WORDS, body, shared_by_plan
+from loadgen.traffic.schedule import Planned, planned
+from tests.support.prompts.bodies import WORDS, shared_by_plan
 from tests.support.prompts.chats import common
 from tests.support.prompts.schedules import drawn
 
@@ -27,7 +27,7 @@ def prompts_of(kind: str, salt: int = 3) -> Prompts:
 
 
 def tokens(prompts: Prompts, plan: Planned) -> Sequence[Any]:
-    tree = json.loads(body(prompts, plan))
+    tree = json.loads(prompts.turn(plan))
     prompt = tree["messages"][0]["content"] if "messages" in tree else tree["prompt"]
     return prompt if isinstance(prompt, list) else prompt.split()
 
@@ -59,7 +59,7 @@ def test_any_numbers_make_a_body_of_the_asked_length(
 ) -> None:
     turn = Planned(0, 0, "window", 0, count, 7, 4, session=session, character=character, history_cut=cut)
     turn.character_tokens, turn.persona_tokens = 9, 8
-    tree = json.loads(body(prompts_of("token_ids"), turn))
+    tree = json.loads(prompts_of("token_ids").turn(turn))
     assert len(tree["prompt"]) == count and tree["max_tokens"] == tree["min_tokens"] == 7
     other = replace(turn, history_cut=cut + 1)
     assert common(tree["prompt"], tokens(prompts_of("token_ids"), other)) == 17

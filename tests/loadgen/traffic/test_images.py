@@ -18,9 +18,10 @@ from conf.specs.request_sizes import Images, tokens_of
 from loadgen.cli import engine_model
 from loadgen.cli.words import experiment_of as asked
 from loadgen.cli.words import with_image_tokens
-from loadgen.fleet.rows import plan_table, planned
+from loadgen.fleet.rows import plan_table
 from loadgen.predict.operating_point import Effort, RateSimulator
 from loadgen.prompts.bodies import ImageParts, Prompts
+from loadgen.traffic.schedule import planned
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
 from serve_apps.engine_model.engine.kinds import EngineKind

@@ -12,11 +12,11 @@ from numpy.testing import assert_array_equal
 from analysis.rows import records
 from conf import ConfigError, load
 from loadgen.cli import two_sides
-from loadgen.fleet.rows import plan_table, planned
+from loadgen.fleet.rows import plan_table
 from loadgen.studies import comparison, matrix_study
 from loadgen.traffic.population import Rows, SessionPopulation
 from loadgen.traffic.prefix_sharing import means_of, with_mean_lengths
-from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, cut_tokens
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, cut_tokens, planned
 from loadgen.traffic.traffic import Traffic
 
 WORKLOAD = load(["workload=character"]).workload

@@ -17,7 +17,6 @@ from conf import Experiment, load
 from conf.specs.experiment import SimulatedEngine
 from loadgen.cli import engine_model
 from loadgen.cli.words import experiment_of
-from loadgen.fleet.rows import planned
 from loadgen.predict import grid
 from loadgen.predict.operating_point import Effort, RateSimulator
 from loadgen.prompts.bodies import Prompts
@@ -31,7 +30,7 @@ from loadgen.traffic.prefix_sharing import (
     sessions_alive,
     shared_prefixes,
 )
-from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.schedule import NS, ArrivalSchedule, planned
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.prefixes import session_pieces, trace_pieces

@@ -1,12 +1,10 @@
 """Bodies of prompts and conversations, and what they share."""
 
 import json
-from typing import Any
 
 from conf import Experiment
-from loadgen.fleet.rows import Planned
 from loadgen.prompts.bodies import Prompts
-from loadgen.traffic.schedule import ArrivalSchedule
+from loadgen.traffic.schedule import ArrivalSchedule, Planned, planned
 
 WORDS = [
     "workload=character",
@@ -20,12 +18,6 @@ WORDS = [
     "workload.conversations.truncation_step_tokens=500",
 ]
 """Small chats, whose histories are cut after a dozen turns."""
-
-
-def body(prompts: Prompts, plan: Planned) -> bytes:
-    levels = plan.shared_tokens, plan.character_tokens, plan.persona_tokens
-    names = plan.character, plan.session, plan.history_cut
-    return prompts.turn(plan.input_tokens, plan.output_tokens, levels, names)
 
 
 def shared_by_plan(planned: Planned, other: Planned) -> int:
@@ -43,18 +35,10 @@ def shared_by_plan(planned: Planned, other: Planned) -> int:
 def bodies(experiment: Experiment, schedule: ArrivalSchedule) -> list[list[int]]:
     """The token ids of every prompt as they are sent."""
     made = Prompts(experiment.workload, "m", 151936, salt=3)
-    columns = [schedule.seq, schedule.input_tokens, schedule.output_tokens, schedule.shared_tokens]
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    if schedule.character is None:
-        assert schedule.session is not None
-        sent = [made.body(*row, int(schedule.session[i])) for i, row in enumerate(rows)]
-    else:
-        sent = [_turn(made, schedule, i) for i in range(len(schedule))]
+    sent = [
+        made.turn(plan)
+        if plan.character >= 0
+        else made.body(plan.seq, plan.input_tokens, plan.output_tokens, plan.shared_tokens, plan.session)
+        for plan in planned(schedule)
+    ]
     return [json.loads(body)["prompt"] for body in sent]
-
-
-def _turn(made: Prompts, plan: Any, i: int) -> bytes:
-    levels = plan.shared_tokens[i], plan.character_tokens[i], plan.persona_tokens[i]
-    names = plan.character[i], plan.session[i], plan.history_cut[i]
-    lengths = int(plan.input_tokens[i]), int(plan.output_tokens[i])
-    return made.turn(*lengths, tuple(map(int, levels)), tuple(map(int, names)))  # type: ignore[arg-type]

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.rows import records
-from loadgen.fleet.rows import Planned, plan_columns, planned
+from loadgen.fleet.rows import plan_columns
 from loadgen.fleet.target import Observation
 from loadgen.studies.gate_questions import THREADS
-from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Planned, planned
 
 Service = Any
 """Engines behind a balancer on one virtual clock: `VirtualService`, or a toy with its methods `submit`,
