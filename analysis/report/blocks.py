@@ -14,7 +14,6 @@ from analysis.figures.exhibit import Exhibit, NoData, RunData
 from analysis.stats.estimate import UNKNOWN, number
 from analysis.views.shown import Answer, Cell, Fact, Table
 from conf.io.one_line import one_line, reason
-from conf.specs.bounds import JOINT, Limit, Slo, label, metric_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,17 @@ class Code:
     folded: bool = False
 
 
-Block = Table | FigureBlock | Missing | Code | Answer | tuple[Fact, ...] | str
+@dataclass(frozen=True, slots=True)
+class Definitions:
+    """What a capacity and its interval mean, which the template says; `several` names what pools runs."""
+
+    bounds: str
+    is_joint: bool
+    several: str
+    metrics: Table
+
+
+Block = Table | FigureBlock | Missing | Code | Definitions | Answer | tuple[Fact, ...] | str
 """A part of a section; text is a paragraph."""
 
 
@@ -96,13 +105,6 @@ def figure(it: float | str | None) -> str:
     """A number to four digits, whole above 1000; JSON carries an infinite one as text."""
     exact = math.nan if it is None else float(it)
     return f"{exact:,.0f}" if 1000 <= abs(exact) < math.inf else number(exact)
-
-
-def bound(slo: Slo, limit: Limit) -> str:
-    """A bound as text that no line break splits."""
-    if metric_of(limit) == JOINT:
-        return label(limit)
-    return f"{label(limit)} ≤ {figure(slo.bound_ms(limit))} ms".replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def moment(stamp: str | None) -> str:

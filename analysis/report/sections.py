@@ -15,7 +15,7 @@ from analysis.figures.exhibit import FAILURE, NoData, RunData
 from analysis.quality import answer_file, gate
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateVerdict
-from analysis.report.blocks import Block, Missing, Section, arrow_table, bound, figure, figure_block
+from analysis.report.blocks import Block, Definitions, Missing, Section, arrow_table, figure, figure_block
 from analysis.results.energy import WHOLE, NodeFigures, PowerFigures, WindowEnergy
 from analysis.results.experiment_facts import ExperimentFacts
 from analysis.results.figures import CapacityFigures
@@ -193,36 +193,15 @@ def _texts(*both: AnswerRecord | None) -> list[str]:
     ]
 
 
-METHOD = (
-    "The interval of a capacity is that of a Bayesian posterior: for each bound a logistic model of the "
-    "share of requests over it, regressed on the realised load, with the overdispersion of neighbouring "
-    "requests measured in the run. The estimate is its median, the interval its 2.5 to 97.5 % quantiles, the "
-    "certified rate its 5 % quantile."
-)
-CONSTANTS = (
-    "The engine is simulated, so interval and certified rate are joint: distances from the estimate in ln, "
-    "of this posterior and of the engine model under drawn constants, add as squares."
-)
-MEASURED = (
-    "The interval of a measured p90 lies between two other quantiles of the same requests. They are as far "
-    "from 0.9 as the error of the share of requests over the p90, with the overdispersion of neighbouring "
-    "requests. It is unknown where a window holds too few independent stretches."
-)
-
-
 def definitions(experiment: ExperimentFacts, capacity: CapacityFigures | None) -> Section:
     """Definitions of everything that is claimed."""
-    bounds = " and ".join(bound(experiment.slo, limit) for limit in experiment.slo.limits)
-    words = (
-        f"The capacity is the highest open-loop rate per node that keeps {bounds}, quantiles over all "
-        "requests. A failed request counts as infinitely late."
-    )
-    joined = CONSTANTS if capacity and capacity.constants else ""
     origin = capacity.interval if capacity else ""
-    several = f"Here several runs stand together: {origin}." if origin and "posterior" not in origin else ""
-    interval = " ".join(filter(None, (METHOD, joined, several)))
     rows = tuple((metric.name, "ms", metric.meaning, metric.formula) for metric in METRICS)
     heads = "metric", "unit", "in words", "formula (columns of requests/*.parquet)"
-    metrics = Table("Metrics: one value per request", heads, rows, words=frozenset({2, 3}), stacks=True)
-    blocks: tuple[Block, ...] = (words, interval, MEASURED, metrics)
-    return Section("definitions", "Definitions", "What every number here means.", blocks)
+    block = Definitions(
+        bounds=experiment.slo.text,
+        is_joint=bool(capacity and capacity.constants),
+        several="" if "posterior" in origin else origin,
+        metrics=Table("Metrics: one value per request", heads, rows, words=frozenset({2, 3}), stacks=True),
+    )
+    return Section("definitions", "Definitions", "What every number here means.", (block,))
