@@ -68,21 +68,10 @@ class FittedConstants:
         return f"{text}\n  use them: python -m loadgen predict engine.constants={out}"
 
 
-@dataclass(frozen=True, slots=True)
-class RunsFit:
-    """A fit to runs, and the rms `error` (ln) on those that were only `checked`; nan without one."""
+def fit_runs(runs: Sequence[Observed], fitted: Sequence[Observed], serve: Serve) -> FittedConstants:
+    """Every constant that has an interval, fitted to those `fitted` of the runs.
 
-    constants: FittedConstants
-    fitted: tuple[Observed, ...]
-    checked: tuple[Observed, ...]
-    error: float
-
-
-def fit_runs(runs: Sequence[Observed], serve: Serve) -> RunsFit:
-    """Fit every constant that has an interval, and say how well runs are met that were not fitted.
-
-    Closed loops are fitted and open ones checked; runs of one kind are all fitted. Raises RunError if the
-    runs are of several machines or nothing is uncertain.
+    Raises RunError if the runs are of several machines or nothing is uncertain.
     """
     experiment = _one_machine(runs)
     known = {path: constant for path, constant in constants(experiment).items() if constant.low is not None}
@@ -93,17 +82,15 @@ def fit_runs(runs: Sequence[Observed], serve: Serve) -> RunsFit:
             "model=NAME hardware=NAME"
         )
     paths, prior = tuple(known), prior_of(known)
-    closed = [run for run in runs if run.load.concurrency]
-    fitted = tuple(closed or runs)
-    checked = tuple(run for run in runs if not run.load.concurrency) if closed else ()
     noise = np.concatenate([run.noise for run in fitted])
-    predicted = partial(_predict, fitted, paths, serve)
-    result = fit(predicted, _measured(fitted), prior, _starts(known, prior), noise, LEARNT)
-    error = math.nan
-    if checked:
-        residuals = _predict(checked, paths, serve, result.at) - _measured(checked)
-        error = math.sqrt(float(np.mean(residuals**2)))
-    return RunsFit(FittedConstants(experiment, known, result, f"{len(fitted)} runs"), fitted, checked, error)
+    measured = np.concatenate([run.measured for run in fitted])
+
+    def predicted(at: Floats) -> Floats:
+        machine = machine_at(fitted[0].experiment, paths, at)
+        return np.concatenate([run.predict(serve, machine) for run in fitted])
+
+    result = fit(predicted, measured, prior, _starts(known, prior), noise, LEARNT)
+    return FittedConstants(experiment, known, result, f"{len(fitted)} runs")
 
 
 def _one_machine(runs: Sequence[Observed]) -> Experiment:
@@ -135,26 +122,22 @@ def _starts(known: Mapping[str, Constant], prior: ParameterPrior) -> list[Floats
     return [prior.ln(slower), prior.ln(-slower)]
 
 
-def _predict(runs: Sequence[Observed], paths: tuple[str, ...], serve: Serve, at: Floats) -> Floats:
-    machine = machine_at(runs[0].experiment, paths, at)
-    return np.concatenate([run.predict(serve, machine) for run in runs])
-
-
 def machine_at(experiment: Experiment, paths: tuple[str, ...], at: Floats) -> Experiment:
     """The experiment with the constants at `paths` whose logarithms are `at`."""
     return replaced(experiment, dict(zip(paths, np.exp(at).tolist(), strict=True)))
 
 
-def _measured(runs: Sequence[Observed]) -> Floats:
-    return np.concatenate([run.measured for run in runs])
-
-
-def fit_text(runs_fit: RunsFit, serve: Serve) -> str:
-    """Constants, what is not identified, and every figure measured and predicted."""
-    known, fitted, fit = runs_fit.constants, runs_fit.fitted, runs_fit.constants.fit
+def fit_text(
+    known: FittedConstants, fitted: Sequence[Observed], runs: Sequence[Observed], serve: Serve
+) -> str:
+    """Constants, what is not identified, and every figure of all runs measured and predicted."""
+    fit, machine = known.fit, machine_at(known.experiment, tuple(known.prior), known.fit.at)
+    predictions = [(run, run.predict(serve, machine)) for run in runs]
+    off = [predicted - run.measured for run, predicted in predictions if run not in fitted]
     held_out = "no held-out error: it takes closed loops to fit and an open one to check"
-    if runs_fit.checked:
-        held_out = f"held out {100 * runs_fit.error:.1f} % (open loops, which were not fitted)"
+    if off:
+        error = math.sqrt(float(np.mean(np.concatenate(off) ** 2)))
+        held_out = f"held out {100 * error:.1f} % (open loops, which were not fitted)"
     lines = [f"rms {100 * fit.rms:.1f} % of {len(fit.residuals)} fitted figures; {held_out}"]
     if fit.stalled:
         lines.append("  the descent from the prior gained nothing; what follows is from other starts")
@@ -169,14 +152,12 @@ def fit_text(runs_fit: RunsFit, serve: Serve) -> str:
         note = f"{100 * learnt:.0f} % of the prior's variance gone"
         note = f"NOT IDENTIFIED, the prior's ({note})" if held else note
         lines.append(constant_line(path, constant, note))
-    machine = machine_at(known.experiment, tuple(known.prior), fit.at)
-    for run in (*fitted, *runs_fit.checked):
-        predicted = run.predict(serve, machine)
-        lines.append(f"  {run.name}{', not fitted' if run in runs_fit.checked else ''}:")
+    for run, predicted in predictions:
+        lines.append(f"  {run.name}{'' if run in fitted else ', not fitted'}:")
         for name, was, will in zip(run.figures, np.exp(run.measured), np.exp(predicted), strict=True):
             unit = "" if name == "requests/s" else " s"
-            off = f"{100 * (will / was - 1):+.1f} %"
-            lines.append(f"    {name} measured {was:.4g}{unit}, model {will:.4g}{unit} ({off})")
+            apart = f"{100 * (will / was - 1):+.1f} %"
+            lines.append(f"    {name} measured {was:.4g}{unit}, model {will:.4g}{unit} ({apart})")
     return "\n".join(lines)
 
 
@@ -207,11 +188,13 @@ def calibrate(words: Sequence[str], out: Path | None, serve: Serve) -> str:
     refuse_out(out, ".yaml", ".yml")
     runs = [observe(path, partial(simulated, overrides)) for path in paths]
     try:
-        calibrated = fit_runs(runs, serve)
-        text = fit_text(calibrated, serve)
+        # Closed loops are fitted and open ones checked; runs of one kind are all fitted.
+        fitted = [run for run in runs if run.load.concurrency] or runs
+        known = fit_runs(runs, fitted, serve)
+        text = fit_text(known, fitted, runs, serve)
     except ValueError as error:
         raise RunError(f"the engine model cannot serve these runs: {error}") from error
-    return calibrated.constants.written(text, out)
+    return known.written(text, out)
 
 
 def refuse_words(words: Sequence[str]) -> None:

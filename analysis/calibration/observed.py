@@ -47,7 +47,7 @@ Serve = Callable[[Experiment, RecordedLoad], Served]
 """The engine model on the machine of an experiment. Raises ValueError for what it cannot serve."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Observed:
     """The load of one run and the figures that were measured.
 

@@ -23,10 +23,16 @@ FORECAST_HEADS = (
     *("QPS/node", "95 % interval", "limit", "TTFT p90 ms", "TPOT p90 ms", "hit %", "in tok/s"),
     *("out tok/s", "in flight", "over the first"),
 )
-REPLAY_HEADS = (
-    *("TTFT p50 ms", "TTFT p90 ms", "[95 %]", "TPOT p90 ms", "[95 %]", "p99 gap p90 ms", "out tok/s"),
-    *("[95 %]", "makespan s", "over", "tok/s over the first"),
-)
+REPLAYED = {
+    "ttft_ms.p50": "TTFT p50 ms",
+    "ttft_ms.p90": "TTFT p90 ms",
+    "tpot_ms.p90": "TPOT p90 ms",
+    "gap_ms.p90": "p99 gap p90 ms",
+    "output_tokens_per_s": "out tok/s",
+    "makespan_s": "makespan s",
+}
+"""Figures of a replay in a grid, with their heads."""
+REPLAY_HEADS = *REPLAYED.values(), "over", "tok/s over the first"
 NAMED, LEAST_SHARE = 3, 0.03
 """Most assumed constants that are named, and the least part of the variance that each makes (our choice)."""
 MOST_ROWS = 12
@@ -298,21 +304,8 @@ def _replay_row(cell: GridCell) -> list[str] | None:
     if prediction is None or prediction.replay is None or prediction.probe is None:
         return None
     figures = prediction.replay.figures
-
-    def value(name: str) -> str:
-        figure = figures[name]
-        return middle(figure) if figure else NOT_APPLICABLE
-
-    return [
-        value("ttft_ms.p50"),
-        *(value("ttft_ms.p90"), _ends(figures["ttft_ms.p90"])),
-        *(value("tpot_ms.p90"), _ends(figures["tpot_ms.p90"])),
-        value("gap_ms.p90"),
-        *(value("output_tokens_per_s"), _ends(figures["output_tokens_per_s"])),
-        value("makespan_s"),
-        _over(prediction.probe.missed),
-        span(cell.ratio) if cell.ratio else "",
-    ]
+    ratio = span(cell.ratio) if cell.ratio else ""
+    return [*(_figure(figures[name]) for name in REPLAYED), _over(prediction.probe.missed), ratio]
 
 
 def _over(missed: Sequence[Limit]) -> str:
