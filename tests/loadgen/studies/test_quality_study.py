@@ -129,7 +129,7 @@ def test_the_same_engine_is_the_same_and_a_broken_one_degraded_as_the_evidence_s
         assert gate.judge(evidence, rule) == found.quality == studies.load_verdict(path).quality
     told = concluded(broken.path)
     assert told.splitlines()[0].startswith("DEGRADED  ")
-    assert "from A to B: engine.max_num_seqs 1023 -> 1024" in told and "margin 0.2" in told
+    assert "from A to B: engine.max_num_seqs 1023 -> 1024" in told and "0.2  neither" in told
     assert concluded(tmp_path / "good" / "gate").startswith("SAME  ")
 
 
@@ -141,7 +141,6 @@ def test_a_degraded_side_is_shown_on_the_page(broken: Broken) -> None:
         "Answers of b beside a",
         "above the margin",
         "figure-b-quality_gate",
-        "figure-b-quality_positions",
         "The worst prompts side by side",
         "&lt;script&gt;",
     ):
