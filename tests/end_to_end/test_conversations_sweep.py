@@ -35,6 +35,7 @@ from loadgen.traffic.population import SessionPopulation
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S
+from tests.support.virtual.virtual_drivers import silent
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -78,10 +79,6 @@ ENDS = [("ok", None), ("missed", "retracted"), ("missed", "overdue"), ("timeout"
 """Ends of a turn; the last two are those of a machine too busy to keep the pace."""
 CUT = [("conn_error", "interrupted"), ("truncated", "interrupted"), ("timeout", "turn_blocked")]
 """Answers that a busy machine still had in flight when the interrupted session ended."""
-
-
-def quiet(kind: str, /, **facts: Any) -> None:
-    """Nobody listens."""
 
 
 class Interrupted:
@@ -141,13 +138,13 @@ def ran(tmp_path_factory: pytest.TempPathFactory, standing: Session) -> Iterator
         patch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", PATIENCE_S)
         patch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", PATIENCE_S)
         patch.setattr("loadgen.cli.deployment.open_session", lambda *_, **__: nullcontext(standing))
-        with service(experiment, quiet) as up:
+        with service(experiment, silent) as up:
             site = Site(lambda *_: (Start(8.0, 2.0), None), lambda *_: nullcontext(up))
 
             def cut_and_resumed(number: int) -> dict[str, Any]:
                 folder = RunFolder.create(out, f"try-{number}")
-                cut = to_tree(RunLifecycle(CutSearch(experiment), folder, site, quiet).measure())
-                ended = to_tree(measuring.resume(folder.path, site, quiet))
+                cut = to_tree(RunLifecycle(CutSearch(experiment), folder, site, silent).measure())
+                ended = to_tree(measuring.resume(folder.path, site, silent))
                 runs.append(Ran(experiment, (cut, ended), folder.path))
                 return ended
 
