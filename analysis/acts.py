@@ -290,10 +290,8 @@ def _vllm(experiment: Experiment, engine: VllmEngine) -> tuple[Tree, ServeFront]
     from cluster.ray_session.own_machine import serve_environment
     from serve_apps.vllm_engine.config_file import VllmService, environment
     from serve_apps.vllm_engine.rendering import render
-    from serve_apps.vllm_recipes import vllm_flags
 
-    version = engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
-    rendering = render(VllmService(experiment, version))
+    rendering = render(VllmService(experiment, engine.vllm_version))
     if rendering.application is None:
         raise RunError(f"{FLAG}: {rendering.notes[0]}")
     options = dict(rendering.application)

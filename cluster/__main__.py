@@ -198,6 +198,7 @@ def _require_names(arguments: argparse.Namespace) -> None:
 def _serve_config(experiment: Experiment, weights: str) -> tuple[dict[str, Any], Sequence[str]]:
     """Serve's own configuration of the deployment, and its notes, as `serve_apps render` prints them."""
     from serve_apps.vllm_engine import rendering
+    from serve_apps.vllm_engine.config_file import VllmService
 
     engine = experiment.engine
     if not isinstance(engine, VllmEngine) or engine.kind != "vllm":
@@ -212,21 +213,12 @@ def _serve_config(experiment: Experiment, weights: str) -> tuple[dict[str, Any],
             f"add engine.model_path={folder}/FOLDER"
         )
     # The version installed here need not be that of the image.
-    rendered = rendering.render(_recipe_input(experiment, engine, ""))
+    rendered = rendering.render(VllmService(experiment, ""))
     if rendered.application is None:
         raise ConfigError(rendered.notes[-1])
     # KubeRay asks every pod's own front whether the pod is ready.
     http = {**rendered.application["http_options"], "host": "0.0.0.0"}
     return {**rendered.application, "proxy_location": "EveryNode", "http_options": http}, rendered.notes
-
-
-def _recipe_input(experiment: Experiment, engine: VllmEngine, installed: str) -> Any:
-    """The input of a vLLM recipe, for the installed version, else that of the words, else the newest."""
-    from serve_apps.vllm_engine.config_file import VllmService
-    from serve_apps.vllm_recipes import vllm_flags
-
-    version = installed or engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
-    return VllmService(experiment, version)
 
 
 def _deliver(files: dict[str, str], out: str) -> int:
@@ -268,11 +260,11 @@ def preflight(arguments: argparse.Namespace) -> int:
 def _recipe_environment(experiment: Experiment) -> dict[str, str]:
     """Variables that engines get on top of their nodes' own. Raises ValueError for a contradiction."""
     from serve_apps.vllm_emulated.platform_plugin import installed_vllm
+    from serve_apps.vllm_engine.config_file import VllmService
 
-    engine = experiment.engine
-    if not isinstance(engine, VllmEngine):
+    if not isinstance(experiment.engine, VllmEngine):
         return {}
-    return dict(_recipe_input(experiment, engine, installed_vllm()).recipe().env)
+    return dict(VllmService(experiment, installed_vllm()).recipe().env)
 
 
 if __name__ == "__main__":

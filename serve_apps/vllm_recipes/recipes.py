@@ -105,20 +105,20 @@ def resolve(
     model: Model,
     layout: Layout,
     vllm_version: str,
-    hardware: Hardware | None = None,
+    hardware: Hardware,
     deployed: bool = True,
 ) -> Recipe:
     """The recipe of an engine: a preset, then the profile, the layout's limits and the user's own words.
 
     `vllm_version` is the installed version; if it is empty, `engine.vllm_version` or else the newest known
-    version. Without `hardware` an AMD GPU is assumed. `deployed` is false for commands that a person starts.
+    version. `deployed` is false for commands that a person starts.
     Raises ValueError with one line for a deployment that would not start, or would not be what its layout
     says.
     """
     version = vllm_flags.parse(vllm_version or engine.vllm_version or text(vllm_flags.NEWEST))
-    amd = hardware is None or "gfx" in hardware.arch
     refuse_experts(model, layout)
-    draft = VllmDeployment(engine, model, layout, version, *_words(engine), amd, deployed=deployed)
+    words, amd = _words(engine), "gfx" in hardware.arch
+    draft = VllmDeployment(engine, model, layout, version, *words, amd, deployed=deployed)
     if layout.prefill_side is None:
         return _resolved(draft, hardware)
     draft = replace(draft, split=layout, own_transfer=vllm_flags.mapping(TRANSFER, draft.args.get(TRANSFER)))
@@ -127,7 +127,7 @@ def resolve(
     return replace(decode, prefill=prefill, notes=tuple(dict.fromkeys((*prefill.notes, *decode.notes))))
 
 
-def _resolved(draft: VllmDeployment, hardware: Hardware | None, side: Side | None = None) -> Recipe:
+def _resolved(draft: VllmDeployment, hardware: Hardware, side: Side | None = None) -> Recipe:
     """The recipe of one engine, in a split layout of one `side`; `draft` has the user's own words."""
     engine, version = draft.engine, draft.version
     base = _base(draft)
@@ -148,8 +148,7 @@ def _resolved(draft: VllmDeployment, hardware: Hardware | None, side: Side | Non
             today = "today's flags are those of engine.recipe=modern"
             raise ValueError(f"{error} (this recipe was published for vLLM {then}; {today})") from error
         raise
-    if hardware is not None:
-        _refuse_small(deployment, hardware)
+    _refuse_small(deployment, hardware)
     backend = backend_of(deployment)
     unread = backend and not kernels.is_known(backend, deployment.mla)
     unknown = kernels.unknown_backend(backend, deployment.mla) if unread else ""
