@@ -36,9 +36,7 @@ Tree = Mapping[str, Any]
 def read(trees: Sequence[Any], path: Path) -> Iterator[Foreign]:
     """The loads in the JSON values of a file. Raises RunError for one of no known tool."""
     first = trees[0]
-    if all(isinstance(line, dict) and isinstance(line.get("metadata"), dict) for line in trees) and all(
-        "metrics" in line for line in trees
-    ):
+    if all(isinstance(tree, dict) and _is_aiperf(tree) for tree in trees):
         yield _aiperf(trees, path)
     elif len(trees) == 1 and isinstance(first, dict) and _is_guidellm(first):
         yield from _guidellm(first, path)
@@ -239,6 +237,10 @@ AIPERF_OWN = {
     "e2e_from_send": "request_latency",
 }
 AIPERF_NOTES = (DUE_UNKNOWN, LENGTH_UNKNOWN, 'its "inter token latency" is what is TPOT here')
+
+
+def _is_aiperf(tree: Tree) -> bool:
+    return isinstance(tree.get("metadata"), dict) and "metrics" in tree
 
 
 def _aiperf(lines: Sequence[Tree], path: Path) -> Foreign:

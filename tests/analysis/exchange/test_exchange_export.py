@@ -28,7 +28,7 @@ def refuse(word: str) -> None:
 
 @pytest.fixture(scope="module")
 def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The golden run with some failed requests."""
+    """The golden run with some failed requests, and its second window void."""
     path = tmp_path_factory.mktemp("runs") / "changed"
     shutil.copytree(GOLDEN, path)
     rows = load_run(path).requests().to_pylist()
@@ -40,14 +40,6 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if status == "missed":
             rows[place]["send_offset_ns"] = None
     records.write(metrics.with_latencies(records.table(rows)), path / "requests" / "part-000.parquet")
-    return path
-
-
-@pytest.fixture(scope="module")
-def void_path(run_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with its second window void."""
-    path = tmp_path_factory.mktemp("runs") / "void"
-    shutil.copytree(run_path, path)
     lines = load_run(path).windows().to_pylist()
     lines[1] |= {"valid": False, "void_reason": "client_limited"}
     parquet.write(pa.Table.from_pylist(lines, schema=window_table.WINDOWS), path / "windows.parquet")
@@ -102,10 +94,10 @@ def test_batches_do_not_show(
     assert exported(run_path, format, capsys) == whole
 
 
-def test_rows_of_a_void_window_are_kept_and_marked(void_path: Path, capsys: Any) -> None:
-    lines = list(csv.DictReader(exported(void_path, "csv", capsys).splitlines()))
+def test_rows_of_a_void_window_are_kept_and_marked(run_path: Path, capsys: Any) -> None:
+    lines = list(csv.DictReader(exported(run_path, "csv", capsys).splitlines()))
     assert {line["window_index"] for line in lines if line["void_reason"] == "client_limited"} == {"1"}
-    assert len(lines) == load_run(void_path).requests().num_rows
+    assert len(lines) == load_run(run_path).requests().num_rows
 
 
 @pytest.mark.slow

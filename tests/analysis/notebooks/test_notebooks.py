@@ -1,10 +1,8 @@
 """analysis/notebooks on the golden run: each as a script, and one as a notebook."""
 
 import ast
-import json
 import re
 import runpy
-import shutil
 import statistics
 import subprocess
 import sys
@@ -24,7 +22,7 @@ import pytest
 
 import analysis
 from conf.compose import dump
-from tests.support.runs.golden import GOLDEN, unsealed
+from tests.support.runs.golden import GOLDEN, changed
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "analysis" / "notebooks"
@@ -61,12 +59,10 @@ def test_a_notebook_runs_as_a_script_and_says_something(
 
 def other(path: Path, tensor_parallel: int = 4, **sweep: Any) -> Path:
     """The golden run on two replicas per node, with another conclusion."""
-    unsealed(Path(shutil.copytree(GOLDEN, path)))
+    changed(path, **sweep)
     experiment = analysis.load_run(GOLDEN).config
     layout = replace(experiment.layout, tensor_parallel=tensor_parallel, replicas_per_node=2)
     (path / "config.yaml").write_text(dump(replace(experiment, layout=layout)))
-    tree = json.loads((path / "sweep.json").read_text())
-    (path / "sweep.json").write_text(json.dumps(tree | sweep))
     return path
 
 

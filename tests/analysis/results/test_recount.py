@@ -1,7 +1,5 @@
 """analysis.results.recount: what a run concluded, from its Parquet files again, or said where not."""
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +83,9 @@ def test_only_derived_figures_have_a_tolerance() -> None:
 
 
 def test_a_figure_beyond_the_tolerance_is_named(tmp_path: Path, capsys: Any) -> None:
-    path = Path(shutil.copytree(GOLDEN, tmp_path / "edited"))
-    tree = json.loads((path / "sweep.json").read_text())
-    tree["capacity"]["qps_per_node"]["low"] *= 1 + 1e-6
-    (path / "sweep.json").write_text(json.dumps(tree))
-    lines, agrees = recount.recomputed(load_run(path))
+    capacity = sweep_json(GOLDEN)["capacity"]
+    capacity["qps_per_node"]["low"] *= 1 + 1e-6
+    lines, agrees = recount.recomputed(load_run(changed(tmp_path / "edited", capacity=capacity)))
     assert not agrees and "qps_per_node.low recorded" in lines
 
 
