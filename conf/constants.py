@@ -87,22 +87,17 @@ def replaced(experiment: Experiment, values: Mapping[str, float]) -> Experiment:
     before = constants(experiment)
     for path in values:
         require(path in before, f"'{path}' is no constant of the step time; there are {', '.join(before)}")
-    tree: dict[str, Any] = {}
+    exact: dict[str, dict[str, Constant]] = {}
     for path, value in values.items():
-        outer, inner, name = path.split(".")
-        exact = replace(before[path], value=bounded(before[path], value), low=None, high=None)
-        tree.setdefault(outer, {}).setdefault(inner, {})[name] = exact
-    changed: Experiment = _changed(experiment, tree)
-    return changed
-
-
-def _changed(spec: Any, tree: Mapping[str, Any]) -> Any:
-    """The spec with other values; what the tree holds for a field that is a spec itself changes that spec."""
-    fresh = {
-        name: _changed(getattr(spec, name), value) if isinstance(value, dict) else value
-        for name, value in tree.items()
-    }
-    return replace(spec, **fresh)
+        group, _, name = path.rpartition(".")
+        constant = replace(before[path], value=bounded(before[path], value), low=None, high=None)
+        exact.setdefault(group, {})[name] = constant
+    specs: dict[str, Any] = {}
+    for group, constants_of in exact.items():
+        outer, inner = group.split(".")
+        spec = getattr(experiment, outer)
+        specs[outer] = replace(spec, **{inner: replace(getattr(spec, inner), **constants_of)})
+    return replace(experiment, **specs)
 
 
 def bounded(constant: Constant, value: float) -> float:

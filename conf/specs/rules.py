@@ -27,10 +27,14 @@ class Ruled:
 
 def check_rules(spec: Any) -> None:
     """Raise ValueError with the reason of the first rule that the spec breaks."""
-    for rule in table().get(type(spec).__name__, ()):
-        facts = _Facts(spec)
-        if all(facts.hold(keys, wanted) for keys, wanted in rule["when"].items()):
-            raise ValueError(rule["say"].format_map(facts))
+    for conditions, reason in _rules(type(spec).__name__):
+        held = ""
+        for keys, is_as_wanted in conditions:
+            held = next((key for key in keys if is_as_wanted(spec, _at(spec, key))), "")
+            if not held:
+                break
+        if held:
+            raise ValueError(reason.format_map(_Facts(spec, held)))
 
 
 @cache
@@ -42,41 +46,50 @@ def table() -> Mapping[str, Any]:
     return rules
 
 
+Test = Callable[[Any, Any], bool]
+"""Whether a value of a spec, the first argument, is as a rule says."""
+
+
+@cache
+def _rules(name: str) -> list[tuple[list[tuple[list[str], Test]], str]]:
+    """The conditions and the reason of each rule of a spec; a condition is of one of several keys."""
+    return [
+        ([(keys.split("|"), _test(wanted)) for keys, wanted in rule["when"].items()], rule["say"])
+        for rule in table().get(name, ())
+    ]
+
+
+def _test(wanted: Any) -> Test:
+    if wanted in ("is set", "is unset"):
+        return lambda _, value: bool(value) is (wanted == "is set")
+    if not isinstance(wanted, dict):
+        choices = wanted if isinstance(wanted, list) else [wanted]
+        return lambda _, value: value in choices
+    ((relation, other),) = wanted.items()
+    if relation == "not":
+        test = _test(other)
+        return lambda spec, value: not test(spec, value)
+    compare = RELATIONS[relation]
+
+    def compared(spec: Any, value: Any) -> bool:
+        bound = _at(spec, other) if isinstance(other, str) else other
+        return value is not None and bound is not None and bool(compare(value, bound))
+
+    return compared
+
+
+def _at(spec: Any, key: str) -> Any:
+    """The value of a dotted key; None where a spec on the way is None or of a kind without the key."""
+    for name in key.split("."):
+        spec = getattr(spec, name, None)
+    return spec
+
+
 class _Facts:
-    """The attributes of a spec, and the last key that held with its value."""
+    """The attributes of a spec, and the last key that is as a rule says with its value."""
 
-    __slots__ = ("key", "spec", "value")
-
-    def __init__(self, spec: Any) -> None:
-        self.spec = spec
+    def __init__(self, spec: Any, key: str) -> None:
+        self._spec, self._own = spec, {"key": key, "value": _at(spec, key)}
 
     def __getitem__(self, name: str) -> Any:
-        return getattr(self if name in ("key", "value") else self.spec, name)
-
-    def hold(self, keys: str, wanted: Any) -> bool:
-        """True if one of the keys is as a rule says; it is then the `key` of the reason."""
-        for key in keys.split("|"):
-            value = self._at(key)
-            if self._fits(value, wanted):
-                self.key, self.value = key, value
-                return True
-        return False
-
-    def _fits(self, value: Any, wanted: Any) -> bool:
-        if wanted in ("is set", "is unset"):
-            return bool(value) is (wanted == "is set")
-        if not isinstance(wanted, dict):
-            choices: list[Any] = wanted if isinstance(wanted, list) else [wanted]
-            return value in choices
-        ((relation, other),) = wanted.items()
-        if relation == "not":
-            return not self._fits(value, other)
-        other = self._at(other) if isinstance(other, str) else other
-        return None not in (value, other) and bool(RELATIONS[relation](value, other))
-
-    def _at(self, key: str) -> Any:
-        """The value of a dotted key; None where a spec on the way is None or of a kind without the key."""
-        value = self.spec
-        for name in key.split("."):
-            value = getattr(value, name, None)
-        return value
+        return self._own[name] if name in self._own else getattr(self._spec, name)
