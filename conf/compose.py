@@ -71,7 +71,7 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> Experiment:
     settings = parsed(root, values, refusals)
     with refusals.collected():
         tree = _with_words(tree, settings, choices, bool(base))
-    if base or any(word.key.startswith("layout.") for word in settings):
+    if any(word.key.startswith("layout.") for word in settings):
         tree = _with_layout_name(tree, settings)
     keys = [word.key for word in settings]
     experiment = typed(Experiment, tree, Source(root, keys, str(base or "")), refusals)
@@ -89,12 +89,13 @@ def refuse_name(run: str | None) -> None:
     """Raise ConfigError for a `run` that cannot name a folder within `out`; None names none."""
     if run is None:
         return
-    if run in ("", ".", "..") or set(run) & set("/\\="):
-        raise ConfigError(f"run={one_line(run)} is no name of a folder in out; give one without / \\ and =")
-    if not run.isprintable() or run != run.strip() or run.startswith("-"):
-        raise ConfigError("run=... has control characters or begins or ends oddly; give a plain name")
-    if len(run.encode(errors="replace")) > MOST_NAME_BYTES:
-        raise ConfigError(f"run={run[:20]}... is longer than {MOST_NAME_BYTES} bytes; give a shorter name")
+    is_plain = run.isprintable() and run == run.strip() and run not in ("", ".", "..")
+    is_short = len(run.encode(errors="replace")) <= MOST_NAME_BYTES
+    if not is_plain or not is_short or run.startswith("-") or set(run) & set("/\\="):
+        raise ConfigError(
+            f"run={one_line(run, 20)} is no name of a folder in out; give a plain one of at most "
+            f"{MOST_NAME_BYTES} bytes, without / \\ and ="
+        )
 
 
 def load_groups(spec: type[Groups], words: Sequence[str]) -> Groups:
@@ -244,10 +245,9 @@ def _refuse_dropped(
 
 
 def _with_layout_name(tree: Tree, settings: Sequence[Word]) -> Tree:
-    """The tree, its layout named by the engines where these are not those of the named file."""
-    name, files, keys = value_at(tree, "layout.name"), groups()["layout"], [word.key for word in settings]
-    is_changed = any(key.startswith("layout.") for key in keys)
-    if name == UNKNOWN or "layout.name" in keys or (name not in files and not is_changed):
+    """The tree, its changed layout named by the engines where these are not those of the named file."""
+    name, files = value_at(tree, "layout.name"), groups()["layout"]
+    if name == UNKNOWN or of_keys(settings, ["layout.name"]):
         return tree
     try:
         shape = _shape(tree["layout"])

@@ -55,11 +55,6 @@ class Search(Ruled):
         return self.deployments * self.least_s
 
     @property
-    def part_s(self) -> float:
-        """Seconds of the budget for each deployment."""
-        return self.budget_s / self.deployments
-
-    @property
     def parts(self) -> int:
         """Number of sweeps that give the answer together."""
         return self.deployments * self.repeats

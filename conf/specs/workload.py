@@ -149,12 +149,6 @@ class Workload(Ruled):
     tokenizer: str = ""
 
     @property
-    def uses_trace(self) -> bool:
-        """True if lengths or arrivals are those of `trace`."""
-        kinds = {self.input_tokens.kind, self.output_tokens.kind, self.arrivals.kind}
-        return bool(kinds & {"empirical", "trace"})
-
-    @property
     def replays_prefixes(self) -> bool:
         """True if requests are a trace's lines in their order, which share what its block hashes say."""
         in_order = self.arrivals.kind == "trace" and self.input_tokens.kind == "empirical"

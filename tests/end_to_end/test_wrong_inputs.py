@@ -251,7 +251,7 @@ SWEPT = {
     "sweep search.deployments=0": "must be at least 1",
     "sweep search.repeats=0": "must be at least 1",
     "sweep search=standard search.expected_qps=5": "needs search.start=prediction",
-    "sweep search=standard search.deployments=3": "each 300 s",
+    "sweep search=standard search.deployments=3": "search.budget_s=900 is too short for",
     "sweep search.confirm_s=.inf": "search.confirm_s=inf must be finite",
     "sweep search.ramp_factor=.inf": "ramp_factor=inf must be finite, a number above 1",
     f"{EXTERNAL} engine.time_scale=5": "belongs to engine=simulated",
