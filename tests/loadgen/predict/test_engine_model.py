@@ -2,17 +2,20 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
-from analysis.results.experiment_facts import constants_basis
+from analysis.results.experiment_facts import constants_basis, describe
 from analysis.results.json_border import from_tree
 from analysis.results.predictions import PredictionVerdict
 from analysis.views import prediction as prediction_view
 from conf import Experiment, load
-from conf.constants import constants
+from conf.constants import calibration, constants
+from conf.specs.experiment import Constant
 from loadgen.cli import engine_model
 from loadgen.cli.engine_model import guess_qps, simulate
 from loadgen.predict import replay
@@ -163,6 +166,20 @@ def test_an_answer_says_what_is_measured_fitted_and_assumed() -> None:
     assert f"  {measured}\n  {fitted}\n  {assumed}\n" in text_of(tree)
     tree = predict(asked, MODEL, draws=2, sensitivity=True)
     assert "1 constant; most of the variance: layout_scale " in grounds(tree)[2]
+
+
+def test_a_calibration_is_a_measurement_of_this_machine(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(calibration(load(), {LAYER: Constant(92.0, "us", "a fit", 90.0, 94.5)})))
+    experiment = load([f"engine.constants={file}"])
+    result = PredictionVerdict(
+        experiment=describe(experiment),
+        constants=constants_basis(experiment),
+        calibration=str(file),
+        exit_code=0,
+    )
+    (_, measured), *_ = prediction_view.constants_facts(result)
+    assert measured == f"this machine, calibrated by {file}"
 
 
 def test_every_uncertain_constant_is_one_of_the_kinds() -> None:
