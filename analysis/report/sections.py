@@ -39,7 +39,6 @@ def checks_table(known: Sequence[Check], valid: bool) -> Table:
         title=f"Every check with its worst figure over {which}",
         heads=(*table.heads, "what it means"),
         rows=tuple((*row, meaning) for row, meaning in zip(table.rows, meanings, strict=True)),
-        words=frozenset({4}),
         folded="failed" not in table.tones,
         note="FAILED makes a window void. A note informs and decides nothing. Unknown: it does not apply, or "
         "was not reported.",
@@ -58,8 +57,7 @@ def errors(data: RunData) -> Section:
     try:
         table = errors_table(data)
         note = f"The {MOST_ROWS} most frequent kinds at most." if table.num_rows == MOST_ROWS else ""
-        words = frozenset({table.column_names.index("first_message")})
-        block = replace(arrow_table(title, table, "none"), words=words, note=note)
+        block = replace(arrow_table(title, table, "none"), note=note)
     except NoData as why:
         block = Missing(title, str(why))
     purpose = "What failed, and in whose words. A failed request counts as infinitely late."
@@ -180,7 +178,7 @@ def _worst_prompts(verdict: GateVerdict, a: list[AnswerRecord], b: list[AnswerRe
         for record in verdict.worst
     )
     heads = "prompt", "most at one position, nats", "mean excess, nats", "A", "B"
-    return Table("The worst prompts side by side", heads, rows, words=frozenset({3, 4}), stacks=True)
+    return Table("The worst prompts side by side", heads, rows, stacks=True)
 
 
 def _texts(*both: AnswerRecord | None) -> list[str]:
@@ -202,6 +200,6 @@ def definitions(experiment: ExperimentFacts, capacity: CapacityFigures | None) -
         bounds=experiment.slo.text,
         is_joint=bool(capacity and capacity.constants),
         several="" if "posterior" in origin else origin,
-        metrics=Table("Metrics: one value per request", heads, rows, words=frozenset({2, 3}), stacks=True),
+        metrics=Table("Metrics: one value per request", heads, rows, stacks=True),
     )
     return Section("definitions", "Definitions", "What every number here means.", (block,))

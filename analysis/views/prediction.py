@@ -268,8 +268,7 @@ def _grid_table(grid: GridVerdict) -> Table:
             notes.append(
                 f"{', '.join(at)}: measure first: {', '.join(list(first)[:SENSITIVITIES_IN_A_TABLE])}"
             )
-    words = frozenset({len(grid.axes) + len(heads) - 1})
-    return Table("", (*grid.axes, *heads), tuple(rows), note="; ".join(notes), words=words)
+    return Table("", (*grid.axes, *heads), tuple(rows), note="; ".join(notes))
 
 
 def _forecast_row(cell: GridCell) -> list[str] | None:

@@ -13,6 +13,8 @@ Fact = tuple[str, str]
 """A name and its value."""
 MOST_ROWS = 200
 """Most rows of a table on a page (our choice); the file behind the table has all of them."""
+MOST_ON_A_LINE = 40
+"""Most letters of a cell whose column is not broken into lines (our choice)."""
 MOST_LETTERS = 40_000
 """Most letters of any one text, so that no server's words make a page large (our choice)."""
 NO_NUMBERS = "", "unknown", "infinite", "none", "not claimed", "open"
@@ -38,9 +40,8 @@ Cell = str | Link
 class Table:
     """Rows of cells under `heads`; `tones` colours each row, most of all in the column `state`.
 
-    A tone is `ok`, `note`, `failed` or `unknown`; empty is plain. `words` are the columns, from 0, whose text
-    may be broken into lines. A `folded` table opens by its title; one that `stacks` lays the cells of a row
-    over each other on a narrow screen.
+    A tone is `ok`, `note`, `failed` or `unknown`; empty is plain. A `folded` table opens by its title; one
+    that `stacks` lays the cells of a row over each other on a narrow screen.
     """
 
     title: str
@@ -49,7 +50,6 @@ class Table:
     note: str = ""
     tones: tuple[str, ...] = ()
     state: int | None = None
-    words: frozenset[int] = frozenset()
     folded: bool = False
     stacks: bool = False
 
@@ -76,7 +76,7 @@ class Table:
     def _look(self, place: int, cells: tuple[Cell, ...]) -> str:
         if place == self.state:
             return "state"
-        if place in self.words:
+        if any(len(str(cell)) > MOST_ON_A_LINE for cell in cells):
             return "words"
         texts = [cell for cell in cells if isinstance(cell, str) and cell not in NO_NUMBERS]
         return "number" if texts and all(text.lstrip("-")[:1].isdigit() for text in texts) else ""

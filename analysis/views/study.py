@@ -107,7 +107,7 @@ def table(study: StudyVerdict, links: Mapping[str, Cell] | None = None) -> Table
     failed = tuple("failed" if str(row[-1]).startswith(NO_RESULT) else "" for row in rows)
     last = len(kept) - 1
     shown = tuple(heads[place] for place in kept)
-    return Table("", shown, rows, tones=failed, state=last, words=frozenset({last}))
+    return Table("", shown, rows, tones=failed, state=last)
 
 
 def _row(part: PartRow | MatrixCell | None, axes: Sequence[str], recorded: Sequence[int]) -> tuple[str, ...]:
