@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -253,6 +254,7 @@ def up_probability(needed: int, nodes: int, node_availability: float) -> float:
     return float(max(0.0, 1.0 - np.exp(ln).sum()))
 
 
+@cache  # draws of a capacity ask for few numbers of nodes, each thousands of times
 def available(needed: int, node_availability: float, target: float) -> Availability:
     """The fewest nodes of which at least `needed` are up with probability `target`.
 
