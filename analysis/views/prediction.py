@@ -39,11 +39,6 @@ MOST_ROWS = 12
 READING = (
     "QPS with one constant at each end of its interval; share of variance with fitted constants moved jointly"
 )
-MEANINGS = {
-    "model.step_time.deployment_scale": "ratio: steps of another team's deployment over those of the fit",
-    "model.step_time.layout_scale": "ratio: steps of this layout over what the constants say; one per layout",
-}
-"""Constants whose unit does not say what they are."""
 
 
 def headline(verdict: PredictionVerdict) -> str:
@@ -231,8 +226,8 @@ def _sensitivity(rows: Sequence[predictions.SensitivityRow]) -> Table:
         ends = "exact"
         if row.at_low_qps is not None and row.at_high_qps is not None:
             ends = f"{number(row.at_low_qps, 3)} to {number(row.at_high_qps, 3)}"
-        share, meaning = f"{100 * row.share:.0f} %", MEANINGS.get(row.path, row.constant.unit)
-        return row.path, number(row.constant.value), f"{row.elasticity:+.2f}", ends, share, meaning
+        share, unit = f"{100 * row.share:.0f} %", row.constant.unit
+        return row.path, number(row.constant.value), f"{row.elasticity:+.2f}", ends, share, unit
 
     more = f"and {len(rows) - MOST_ROWS} more, which matter less (--json has all)"
     return Table(

@@ -27,6 +27,7 @@ from analysis.stats.quantiles import quantile
 from analysis.views import answers
 from analysis.views.rates import unknown_interval
 from analysis.views.shown import Answer, Fact, Table
+from conf.io.one_line import one_line
 from conf.keys import differences
 from conf.specs.bounds import LIMITS, QUANTILE, column
 
@@ -46,8 +47,8 @@ SURVIVORS = "a failed request is infinitely late here; the tool's own figures ar
 NO_CLAIM = (
     "no capacity and no verdict follow from this file: nothing in it proves that the client kept its schedule"
 )
-MOST_KEYS = 12
-"""Differing keys that are listed; the rest is counted."""
+MOST_LETTERS, MOST_KEYS = 40, 12
+"""Letters of a value, and differing keys that are listed; the rest is counted."""
 PLACE = ("out", "run")
 """Keys of the place of a run, not of what it is."""
 QUESTION = ("workload.", "slo.")
@@ -188,8 +189,7 @@ def _changes(a: ComparedResult, b: ComparedResult, changed: Mapping[str, Sequenc
 
 
 def _word(value: Any) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    return one_line(f"{value:g}" if isinstance(value, float) else str(value), MOST_LETTERS)
 
 
 def _ratio(a: ComparedResult, b: ComparedResult, changed: Mapping[str, Sequence[Any]]) -> Iterator[Fact]:
