@@ -1,4 +1,4 @@
-"""What tests stand on: no void counts as green, a stopped command goes on, toy services serve as they say."""
+"""What tests stand on: no void counts as green, a stopped command goes on, a toy queue is that of books."""
 
 import subprocess
 import sys
@@ -11,7 +11,6 @@ import pytest
 from analysis.results import summary
 from tests.support.machine import stutter, tries
 from tests.support.search.scenarios import truths
-from tests.support.virtual.shared_processor import SharedProcessor, step_s
 from tests.support.virtual.toy_services import OneAtATime, waits_longer
 
 
@@ -66,46 +65,6 @@ def test_what_stops_the_stutter_ends_its_command() -> None:
         # The command holds the other end of the pipe until it has ended.
         assert process.stdout.read() == ""
     assert process.returncode == 143
-
-
-def token_by_token(arrivals, until_s):
-    """{key: (tokens, first, last)} of a shared processor that is stepped a token at a time."""
-    due, running, seen, now_s = sorted(arrivals), [], {}, 0.0
-    while due or running:
-        if not running:
-            now_s = max(now_s, due[0][0])
-        while due and due[0][0] <= now_s:
-            running.append(due.pop(0))
-        end_s = now_s + step_s(len(running))
-        if end_s > until_s:
-            break
-        now_s = end_s
-        for _, key, _ in running:
-            tokens, first, _ = seen.get(key, (0, now_s, now_s))
-            seen[key] = tokens + 1, first, now_s
-        running = [one for one in running if seen[one[1]][0] < one[2]]
-    return seen
-
-
-@pytest.mark.parametrize(("rate_qps", "mean"), [(0.5, 5), (20, 60), (120, 40)])
-def test_a_shared_processor_is_where_its_steps_are(rate_qps, mean):
-    rng = np.random.default_rng(3)
-    at_s, wanted = np.cumsum(rng.exponential(1 / rate_qps, 150)), rng.integers(1, 2 * mean, 150)
-    arrivals = [
-        (at, key, want) for key, (at, want) in enumerate(zip(at_s.tolist(), wanted.tolist(), strict=True))
-    ]
-    server, ended = SharedProcessor(), {}
-    for at, key, want in arrivals:
-        server.submit(key, at, 1, want)
-    for until_s in [*np.linspace(0.3, at_s[-1], 17), at_s[-1] + 1e4]:
-        server.advance(until_s)
-        progress = {
-            a.key: (a.tokens, a.first_token_s, a.last_token_s) for a in server.observe() if a.tokens
-        } | ended
-        ended |= {key: it for key, it in progress.items() if it[0] == wanted[key]}
-        expected = token_by_token(arrivals, until_s)
-        assert progress.keys() == expected.keys()
-        assert all(progress[key] == pytest.approx(expected[key], abs=1e-6) for key in progress)
 
 
 def test_the_queue_of_one_at_a_time_is_the_one_of_the_books():
