@@ -1,7 +1,8 @@
-"""conf.specs.rules: the table of rules names only keys that exist."""
+"""conf.specs.rules: the table names only keys that exist, and each rule that others never meet is refused."""
 
 import pytest
 
+from conf import ConfigError, load
 from conf.keys import bare, fields_of
 from conf.specs import experiment, planning, workload
 from conf.specs.engine import ENGINES
@@ -29,3 +30,32 @@ def test_every_key_of_a_rule_exists(spec: str) -> None:
             others = [other for name, other in relations.items() if name != "not" and isinstance(other, str)]
             assert set(relations) <= {*RELATIONS, "not"}
             assert all(is_there(SPECS[spec], key) for key in [*keys.split("|"), *others]), keys
+
+
+URLS = "engine=external target.urls=[http://a:1,http://b:1] cluster.nodes=3"
+DEEPSEEK = "model=deepseek_v32_fp8 layout=dp1_tp8"
+SELDOM = {
+    "workload.tokenizer=a workload.prompt=text": "the simulated engine counts words",
+    "layout=1p1d_tp4_ep4 layout.prefill.tensor_parallel=3": "(prefill): TP3 does not divide the 64 attention",
+    "engine=vllm layout.quick_reduce=int8": "layout.quick_reduce=int8 is of the simulated engine",
+    "engine=vllm workload.prompt=text routing=kv_aware layout=1p1d_tp4_ep4": "never tried with prefill",
+    f"{URLS} routing=per_node": "for each node but there are 2 and cluster.nodes=3",
+    "routing=per_node layout=dp2_tp4_ep4": "layout dp2_tp4_ep4 has 2 per node",
+    "routing=per_node concurrency=8": "one closed loop over all nodes",
+    "layout=1p1d_tp4_ep4 layout.data_parallel=2": "data_parallel=2 with prefill engines is not supported",
+    "layout.connector=nixl layout.transfer_mode=write": "connector=nixl only reads",
+    "model.index_heads=2": "model.index_heads=2 needs latent attention",
+    f"{DEEPSEEK} model.index_topk=0": "model.index_topk=0 must be at least 1 for model.index_heads",
+    "model.bf16_layers=2": "is for a dense model, which has no model.experts",
+    "search.lowest_qps=200": "search.lowest_qps must be below search.highest_qps",
+    "workload.input_tokens.kind=conversation": "kind=conversation needs conversations",
+    "workload.input_tokens.kind=empirical": "needs workload.trace=FILE, for kind=empirical",
+    "workload.trace_block_tokens=16": "workload.trace_block_tokens needs workload.trace=FILE",
+}
+
+
+@pytest.mark.parametrize("words", SELDOM)
+def test_keys_that_do_not_go_together_are_refused_with_the_remedy(words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(words.split(" "))
+    assert SELDOM[words] in str(refused.value) and "{" not in str(refused.value)
