@@ -155,8 +155,7 @@ def _link(name: str, report: Path, out: Path) -> Cell:
     return Link(name, Path(os.path.relpath(report.resolve(), out.resolve().parent)).as_posix())
 
 
-UNWRITTEN = "no file for Ray Serve was asked for; --serve-config FILE.yaml writes it"
-PREDICTED = "a file for Ray Serve needs the folder of a run: this capacity is predicted"
+UNWRITTEN = "none were asked for; --serve-config FILE.yaml writes them, for a plan on the folder of a run"
 
 
 def of_plan(plan: Plan | NoPlan) -> Page:
@@ -184,8 +183,7 @@ def _serve_settings(plan: Plan) -> tuple[Block, ...]:
     """The settings of Ray Serve, or how to have them written."""
     written = plan.into_service
     if written is None:
-        why = PREDICTED if plan.planned_on.found_by == "predicted" else UNWRITTEN
-        return (Missing("Ray Serve's settings", why),)
+        return (Missing("Ray Serve's settings", UNWRITTEN),)
     settings = tuple((name, value(setting)) for name, setting in written.autoscaling_config.items())
     where = f"Ray Serve's autoscaling in {written.file}; its comments give each number's reason:"
     return where, settings

@@ -16,7 +16,7 @@ from analysis.quality import answer_file, gate
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateVerdict
 from analysis.report.blocks import Block, Definitions, Missing, Section, arrow_table, figure, figure_block
-from analysis.results.energy import WHOLE, NodeFigures, PowerFigures, WindowEnergy
+from analysis.results.energy import WHOLE, PowerFigures, WindowEnergy
 from analysis.results.experiment_facts import ExperimentFacts
 from analysis.results.figures import CapacityFigures
 from analysis.results.studies import Study
@@ -90,10 +90,7 @@ WINDOW_HEADS = (
     *("window", "QPS per node", "W per node", "idle share", "Wh per request"),
     *("kWh per 1M input tokens", "kWh per 1M output tokens", "covered by samples"),
 )
-NODE_HEADS = (
-    *("node", "GPUs that told", "by", "GPUs: W at rest", "in the window"),
-    *("whole node: W at rest", "in the window"),
-)
+OF_GPUS = "CPUs, memory, network and fans of a node are not in the watts of its GPUs."
 POWER_MEANING = (
     "Watts are the mean of {of} over a window, from samples about a second apart. Energy is that of all "
     "nodes over the requests due in the window that were answered: what failed is paid by the others. The "
@@ -110,14 +107,8 @@ def power_sections(power: PowerFigures | None) -> list[Section]:
         blocks = [Missing(POWER_TITLE, f"unknown, for {power.unknown}")]
     if power.windows:
         caption = "Each window" if power.at is None else f"Each window; the verdict quotes window {power.at}"
-        blocks.append(Table(caption, WINDOW_HEADS, tuple(map(_window_row, power.windows))))
-    if power.nodes:
-        of_gpus = "CPUs, memory, network and fans of a node are not in the watts of its GPUs."
-        caption, note = (
-            "Each node, in the window that the verdict quotes",
-            "" if power.of == WHOLE else of_gpus,
-        )
-        blocks.append(Table(caption, NODE_HEADS, tuple(map(_node_row, power.nodes)), note=note))
+        note = "" if power.of == WHOLE else OF_GPUS
+        blocks.append(Table(caption, WINDOW_HEADS, tuple(map(_window_row, power.windows)), note=note))
     return [Section("power", POWER_TITLE, POWER_PURPOSE, tuple(blocks))]
 
 
@@ -125,16 +116,6 @@ def _window_row(one: WindowEnergy) -> tuple[str, ...]:
     energy = one.wh_per_request, one.kwh_per_1m_input_tokens, one.kwh_per_1m_output_tokens
     rates = figure(one.rate_qps_per_node), figure(one.watts_per_node), _percent(one.idle_share)
     return str(one.index), *rates, *map(figure, energy), _percent(one.coverage)
-
-
-def _node_row(figures: NodeFigures) -> tuple[str, ...]:
-    watts = figures.idle_gpu_watts, figures.gpu_watts, figures.idle_meter_watts, figures.meter_watts
-    return (
-        figures.name,
-        f"{figures.gpus_told} of {figures.gpus}",
-        figures.source or "none",
-        *map(figure, watts),
-    )
 
 
 def _percent(share: float | None) -> str:

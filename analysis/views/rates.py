@@ -34,8 +34,6 @@ OPEN_WORDS = {
     summary.EXIT_SLO_MISSED: "the bounds are not met even at the lowest rate",
     summary.EXIT_OPEN: "the capacity was not bracketed",
 }
-MANY_MINUTES = 300
-"""Minutes of measuring from which on no figure is given (our choice)."""
 COUNTED = ("window", "hold")
 """Kinds of windows that are measurements; a ramp step only looks for where to measure."""
 PASS, FAIL, VOID, UNKNOWN = "pass", "fail", "void", "unknown"
@@ -241,8 +239,7 @@ def unknown_interval(quantile: Quantile | QuantileInterval) -> str:
     if not quantile.needs_s:
         return "too few independent stretches, measure longer"
     minutes = math.ceil(quantile.needs_s / 60)
-    longer = f"some {minutes} minutes" if minutes < MANY_MINUTES else "far longer"
-    return f"too few independent stretches, measure {longer}"
+    return f"too few independent stretches, measure some {minutes} minutes"
 
 
 def _ms(quantile: Quantile) -> str:
