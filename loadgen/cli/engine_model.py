@@ -62,7 +62,7 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
     tokens = arrivals.input_tokens, arrivals.output_tokens, arrivals.shared_tokens
     sent_s, by = arrivals.due_ns / NS, balance(experiment)
     served_s = sent_s[arrivals.phase != PHASES.index("warmup")]
-    copies = 1.0 if by.by_session else max(1.0, experiment.cluster.nodes / nodes)
+    copies = 1.0 if experiment.routing.by_session else max(1.0, experiment.cluster.nodes / nodes)
     shared, part = _shared(experiment.workload, arrivals, copies, seed)
     from_s = float(served_s.min()) if len(served_s) else 0.0
     replicas = Replicas(engines, by, seed)

@@ -148,7 +148,8 @@ class Engine:
         self._make_room_for_cells()
         added = self._rows[row] = RequestState(self.arrays, row, pieces)
         self._added += 1
-        steps.add(self.arrays.address, rank, row, now_s, request.new_image_tokens * self.kind.image_token_s)
+        images_s = request.new_image_tokens * (self.kind.step_time.image_token_us.value * 1e-6)
+        steps.add(self.arrays.address, rank, row, now_s, images_s)
         return added
 
     def abort(self, request: RequestState) -> None:

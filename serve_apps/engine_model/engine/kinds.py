@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
+from conf.specs.model import StepTime
 from serve_apps.engine_model.cost.architecture import kv_blocks
 from serve_apps.engine_model.cost.links import TransferSeconds
 from serve_apps.engine_model.cost.step_time import Roofline, ranks_time, roofline
@@ -23,7 +24,7 @@ Ints = NDArray[np.int64]
 class EngineKind:
     """Engines of one kind: `width` ranks each, with so many KV `blocks` and such costs of a step.
 
-    `shared_costs` are those of the experts that all ranks share.
+    `shared_costs` are those of the experts that all ranks share; `step_time` has those of the front end.
     """
 
     spec: SimulatedEngine
@@ -31,9 +32,7 @@ class EngineKind:
     width: int
     costs: Roofline
     shared_costs: Roofline
-    front_end_s: float
-    latency_s: float
-    image_token_s: float
+    step_time: StepTime
     prefill: "PrefillKind | None" = None
 
     @classmethod
@@ -62,16 +61,8 @@ class EngineKind:
             costs = ranks.own, ranks.shared
         else:
             costs = (roofline(model, hardware, layout, spec.kernel_ratio),) * 2
-        times, blocks = model.step_time, kv_blocks(spec, model, hardware, layout)
-        return cls(
-            spec,
-            blocks,
-            layout.data_parallel,
-            *costs,
-            times.front_end_ms.value * 1e-3,
-            times.front_end_latency_ms.value * 1e-3,
-            times.image_token_us.value * 1e-6,
-        )
+        blocks = kv_blocks(spec, model, hardware, layout)
+        return cls(spec, blocks, layout.data_parallel, *costs, model.step_time)
 
     def refuse_impossible(self, name: str, input_tokens: Ints | int, output_tokens: Ints | int) -> None:
         """Raise ValueError for requests of which such an engine can never serve one."""
@@ -147,8 +138,9 @@ def empty_arrays(
     engines, groups, service = arrays.engines, arrays.groups, arrays.service
     for name in state.SETTINGS.split():
         engines[name] = [getattr(kind.spec, name) for kind in each]
-    for name in ("blocks", "front_end_s", "latency_s"):
-        engines[name] = [getattr(kind, name) for kind in each]
+    engines["blocks"] = [kind.blocks for kind in each]
+    engines["front_end_s"] = [kind.step_time.front_end_ms.value * 1e-3 for kind in each]
+    engines["latency_s"] = [kind.step_time.front_end_latency_ms.value * 1e-3 for kind in each]
     engines["kind"] = np.repeat(range(len(kinds)), [count * kind.width for kind, count in kinds])
     engines["free"] = engines["blank"] = engines["blocks"]
     engines["prefill_step"] = -engines["prefill_schedule_interval"]

@@ -26,21 +26,11 @@ def blocks_for(engine: Any, tokens: Any) -> Any:
 
 
 @native
-def find(arrays: Any, r: Any, i: Any, limit: Any) -> Any:
-    """Blocks of request `i` that are cached, at most `limit`, and how many of them nobody holds."""
-    return _walk(arrays, r, i, limit, False)
+def find(arrays: Any, r: Any, i: Any, limit: Any, holds: Any) -> Any:
+    """Blocks of request `i` that are cached, at most `limit`, and how many of them nobody holds.
 
-
-@native
-def hold(arrays: Any, r: Any, i: Any, blocks: Any) -> None:
-    """Give `blocks` to request `i`, which holds none."""
-    _walk(arrays, r, i, blocks, True)
-    state.request(arrays, i).blocks = state.request(arrays, i).named = blocks
-
-
-@native
-def _walk(arrays: Any, r: Any, i: Any, limit: Any, holds: Any) -> Any:
-    """What `find` returns; with `holds` the request holds these blocks from now on."""
+    With `holds` the request, which holds none, has them from now on.
+    """
     request, at, idle = state.request(arrays, i), 0, 0
     if not state.engine(arrays, r).enable_prefix_caching:
         return 0, 0
@@ -53,13 +43,17 @@ def _walk(arrays: Any, r: Any, i: Any, limit: Any, holds: Any) -> Any:
         while at < end:
             run = _covering(arrays, slot, at, run)
             if run == 0:
-                return at, idle
+                break
             upto = min(end, _agreed(arrays, slot, run, at))
             if state.run(arrays, run).refs == 0:
                 idle += upto - at
             if holds:
                 run = _take_up(arrays, r, request, slot, run, at, upto)
             at = upto
+        if at < end:
+            break
+    if holds:
+        request.blocks = request.named = at
     return at, idle
 
 

@@ -146,10 +146,10 @@ def _finish(arrays: Any, r: Any, i: Any, at_s: Any) -> None:
     request.last_s = at_s
     engine.open -= 1
     running = request.place == state.RUNNING
-    if running and request.kv == state.HELD:
-        decoders.put(arrays, r, i, state.KEPT)
+    kept = running and request.kv == state.HELD
+    decoders.put(arrays, r, i, state.KEPT if kept else state.NOWHERE)
+    if kept:
         return
-    decoders.put(arrays, r, i, state.NOWHERE)
     decoders.set_partial(arrays, r, i, 0)
     if running:  # else preempted while its last token was computed
         kv.free(arrays, r, i, request.computed // engine.block_size)
@@ -300,14 +300,14 @@ def _admit(arrays: Any, r: Any, number: Any, now_s: Any, held: Any) -> None:
         tokens = request.prompt + request.most
         hits = idle = 0
         if request.pieces or request.own_blocks:
-            hits, idle = kv.find(arrays, r, i, (tokens - 1) // engine.block_size)
+            hits, idle = kv.find(arrays, r, i, (tokens - 1) // engine.block_size, False)
         needed, remote = kv.blocks_for(engine, tokens) - hits + idle, request.kv == state.REMOTE
         if remote:
             needed += _reserved_blocks(arrays, r)
         if needed > engine.free or (held and not remote and hits * engine.block_size < tokens - 1):
             return
         if hits:
-            kv.hold(arrays, r, i, hits)
+            kv.find(arrays, r, i, hits, True)
         request.computed = hits * engine.block_size
         if remote:
             _load(arrays, r, i, hits)

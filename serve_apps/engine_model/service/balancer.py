@@ -32,10 +32,6 @@ class Balance:
     load_factor: float = 1.25
     home: Callable[[int, int], int] | None = None
 
-    @property
-    def by_session(self) -> bool:
-        return self.policy in SESSION_POLICIES
-
 
 class Loss(NamedTuple):
     """A replica that gets no request from `at_s` on."""

@@ -151,8 +151,7 @@ def _cache(arrays: Any, r: Any, i: Any) -> None:
     request, engine = state.request(arrays, i), state.engine(arrays, r)
     request.engine = r
     if engine.enable_prefix_caching:
-        hits, _ = kv.find(arrays, r, i, (request.prompt - 1) // engine.block_size)
-        kv.hold(arrays, r, i, hits)
+        kv.find(arrays, r, i, (request.prompt - 1) // engine.block_size, True)
         kv.extend(arrays, r, i, request.prompt + request.output - 1)
         kv.free(arrays, r, i, (request.prompt + request.output - 1) // engine.block_size)
 

@@ -44,14 +44,13 @@ class Pool:
 
     def found(self, pieces: Pieces, limit: int = 99) -> tuple[int, int]:
         """Blocks that are cached, and how many of them nobody holds."""
-        blocks, idle = kv.find(self.arrays.address, 0, self.ask(pieces), limit)
+        blocks, idle = kv.find(self.arrays.address, 0, self.ask(pieces), limit, False)
         return int(blocks), int(idle)
 
     def hold(self, pieces: Pieces, blocks: int, limit: int = 99) -> int:
         """A request that has found what there was, computed the rest, and named what it can."""
         number, address = self.ask(pieces), self.arrays.address
-        hits, _ = kv.find(address, 0, number, limit)
-        kv.hold(address, 0, number, hits)
+        hits, _ = kv.find(address, 0, number, limit, True)
         kv.take(address, 0, blocks - hits)
         self.arrays.requests["blocks"][number] = blocks
         kv.name(address, 0, number, blocks)
@@ -94,7 +93,7 @@ def test_an_own_text_is_nobody_elses() -> None:
     for number in both:
         pool.arrays.requests["own_blocks"][number] = 4
         kv.name(pool.arrays.address, 0, number, 4)
-    assert [kv.find(pool.arrays.address, 0, number, 9)[0] for number in both] == [4, 4]
+    assert [kv.find(pool.arrays.address, 0, number, 9, False)[0] for number in both] == [4, 4]
     assert pool.found([(1, 2), (7, 4)])[0] == 2
 
 
