@@ -43,7 +43,7 @@ def all_reduce_token_s(model: Model, hardware: Hardware, gpus: int, value_bytes:
     """
     if gpus == 1:
         return 0.0
-    shares, link = _way(hardware, gpus, f"TP{gpus} needs", "a tensor_parallel of at most {}")
+    shares, link = _way(hardware, gpus)
     shot_bytes = model.hidden * value_bytes / gpus * shares
     return model.layers * 2 * 2 * shot_bytes / link
 
@@ -64,17 +64,17 @@ def ranks_exchange_s(model: Model, hardware: Hardware, layout: Layout) -> float:
 
 def _shot_token_s(model: Model, hardware: Hardware, width: int, gpus: int) -> float:
     """One GPU's `width`-th of a token's activations to each of the other `gpus`."""
-    shares, link = _way(hardware, gpus, f"{gpus} GPUs need", "a replica of at most {} GPUs")
+    shares, link = _way(hardware, gpus)
     return model.hidden * ACTIVATION_BYTES / width * shares / link
 
 
-def _way(hardware: Hardware, gpus: int, need: str, remedy: str) -> tuple[int, float]:
+def _way(hardware: Hardware, gpus: int) -> tuple[int, float]:
     """The shares of peers that one link carries, and its bytes per second. Raises ValueError for too many."""
     mesh, most = hardware.topology == "mesh", hardware.links
     if mesh and gpus - 1 > most:
         raise ValueError(
-            f"{need} a link to each of {gpus - 1} peers but {hardware.name} has {most}; choose "
-            + remedy.format(most + 1)
+            f"{gpus} GPUs need a link to each of {gpus - 1} peers but {hardware.name} has {most}; choose a "
+            f"replica of at most {most + 1} GPUs"
         )
     return 1 if mesh else gpus - 1, figure(hardware, "link_bytes_per_s") * hardware.efficiency.link.value
 

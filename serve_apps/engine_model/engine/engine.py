@@ -21,6 +21,7 @@ KV: tuple[Kv, ...] = ("own", "held", "remote")
 ROOM = 64
 """Requests for which a new engine has room; more is taken when it is needed."""
 LARGEST_NAME = (1 << 62) - 1
+LATER = "Please try again later or on a different instance."
 
 
 class QueueFull(ValueError):
@@ -245,12 +246,9 @@ class Engine:
         own = [row for row in self._rows.values() if not row.over and rank == self._rank(row)]
         in_prefill = sum(request.prompt_tokens for request in own if request.first_token_s is None)
         if most is not None and len(own) >= most:
-            reason = "The engine is currently busy and cannot accept new requests."
-        elif most_tokens is not None and in_prefill >= most_tokens:
-            reason = "The engine has reached its prefill token backlog limit."
-        else:
-            return
-        raise QueueFull(f"{reason} Please try again later or on a different instance.")
+            raise QueueFull(f"The engine is currently busy and cannot accept new requests. {LATER}")
+        if most_tokens is not None and in_prefill >= most_tokens:
+            raise QueueFull(f"The engine has reached its prefill token backlog limit. {LATER}")
 
     def _new_row(self) -> int:
         if not self._free:

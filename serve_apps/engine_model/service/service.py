@@ -201,16 +201,15 @@ def serve(
     prompt, output, *_ = (np.ascontiguousarray(column, np.int64) for column in requests.tokens)
     count, longest = len(prompt), int(output.max(initial=1))
     due_s = np.zeros(count) if concurrency else np.ascontiguousarray(requests.sent_s, np.float64)
-    if requests.pieces is None:
-        names, ends, session = np.zeros((1, count), np.int64), np.array([requests.tokens[2]]), None
-    else:
-        names, ends, session = requests.pieces
+    names, ends, session = requests.pieces or Pieces(
+        np.zeros((1, count), np.int64), np.array([requests.tokens[2]])
+    )
     routed = choice(replicas.balance, replicas.count, replicas.seed, due_s, session, replicas.loss)
-    room = count * (1 if kind.prefill is None else 2) * (len(names) + SPARE_RUNS) + 64
+    split = kind.prefill is not None
+    room = count * (1 + split) * (len(names) + SPARE_RUNS) + 64
     while True:
         service = Service(kind, replicas, count, longest, room, int(output.sum()) if tokens else 0)
         service.append(prompt, output, names, ends)
-        split = kind.prefill is not None
         shared, one_way = service.arrays.service, routed.mode == GIVEN or replicas.count == 1
         shared["closed"] = concurrency
         shared["coupled"] = split or (concurrency > 0 and replicas.count > 1)
