@@ -70,7 +70,7 @@ class EngineKind:
         if np.minimum(inputs, outputs).min(initial=1) < 1:
             raise ValueError(f"{name} needs at least one prompt and one output token")
         longest = min(self.spec.max_model_len, self.blocks * self.spec.block_size)
-        for at in np.flatnonzero(inputs + outputs > longest)[:1]:
+        for at in np.flatnonzero(outputs > longest - inputs)[:1]:  # a sum might overflow
             raise ValueError(
                 f"{name} asks for {inputs[at]} + {outputs[at]} tokens but the engine holds {longest}; "
                 "shorten it, or raise max_model_len or num_gpu_blocks"

@@ -218,6 +218,8 @@ def test_the_front_end_serves_one_request_after_the_other() -> None:
     ("prompt", "message"),
     [
         (GenerateRequest(90, 7), "num_gpu_blocks"),
+        (GenerateRequest(90, 2**63 - 1), "num_gpu_blocks"),
+        (GenerateRequest(90, 10**30), "num_gpu_blocks"),
         (GenerateRequest(0, 7), "at least one prompt"),
         (GenerateRequest(7, 0), "at least one prompt"),
     ],
