@@ -91,11 +91,3 @@ def pop_first(queue: Any, links: Any, family: Any) -> Any:
     if i != NONE:
         remove(queue, links, family, i)
     return i
-
-
-@inlined
-def move_all(queue: Any, other: Any) -> None:
-    """All of `queue` become `other`, which must be empty."""
-    other.head, other.tail, other.count = queue.head, queue.tail, queue.count
-    queue.head = queue.tail = NONE
-    queue.count = 0

@@ -3,15 +3,7 @@
 from typing import Any
 
 from serve_apps.engine_model.engine import decoders, kv, state
-from serve_apps.engine_model.engine.native import (
-    NONE,
-    append,
-    inlined,
-    insert_after,
-    move_all,
-    native,
-    pop_first,
-)
+from serve_apps.engine_model.engine.native import NONE, append, inlined, insert_after, native, pop_first
 from serve_apps.engine_model.engine.native import remove as unlink
 
 
@@ -39,7 +31,9 @@ def schedule(arrays: Any, r: Any, now_s: Any) -> bool:
     engine.scheduled = number
     engine.samples = state.emits(arrays, r, number & 1).count
     ending = state.queue(arrays, r, state.ENDING + (number & 1))
-    move_all(decoders.ring_bucket(arrays, r, number), ending)
+    bucket = decoders.ring_bucket(arrays, r, number)
+    ending.head, ending.tail, ending.count = bucket.head, bucket.tail, bucket.count
+    bucket.head, bucket.tail, bucket.count = NONE, NONE, 0
     i = ending.head
     while i != NONE:
         decoders.leave(arrays, r, i, last)
