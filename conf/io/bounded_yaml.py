@@ -63,15 +63,10 @@ for _kind in ("set", "timestamp", "binary", "omap", "pairs"):
     LOADER.add_constructor(f"tag:yaml.org,2002:{_kind}", LOADER.construct_undefined)
 
 
-class TooLargeError(ValueError):
-    """The text is too large, too deep or refers to itself; the message is one line."""
-
-
 def read(text: str) -> Any:
     """The tree of a YAML text.
 
-    Raises TooLargeError (a ValueError) for a text that is too large, too deep or refers to itself, and
-    yaml.YAMLError or ValueError for one that is no YAML.
+    Raises yaml.YAMLError or ValueError for a text that is no YAML, too large, too deep or refers to itself.
     """
     refuse_large(text)
     try:
@@ -83,7 +78,7 @@ def read(text: str) -> Any:
 def refuse_large(text: str) -> None:
     """Raise as `read` does, without making the tree. An alias counts as its expansion."""
     if len(text) > MOST_CHARACTERS:
-        raise TooLargeError(f"it has more than {MOST_CHARACTERS} characters")
+        raise ValueError(f"it has more than {MOST_CHARACTERS} characters")
     nodes = characters = 0
     opened: list[tuple[str | None, int, int]] = []
     sizes: dict[str | None, tuple[int, int]] = {}
@@ -93,7 +88,7 @@ def refuse_large(text: str) -> None:
             sizes[anchor] = nodes - before[0], characters - before[1]
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor in [anchor for anchor, *_ in opened]:
-                raise TooLargeError("it holds an alias of itself")
+                raise ValueError("it holds an alias of itself")
             more = sizes.get(event.anchor, (0, 0))
             nodes, characters = nodes + more[0], characters + more[1]
         elif isinstance(event, yaml.ScalarEvent):
@@ -103,19 +98,19 @@ def refuse_large(text: str) -> None:
             opened.append((event.anchor, nodes, characters))
             nodes += 1
         if len(opened) + isinstance(event, yaml.ScalarEvent) > MOST_DEPTH:
-            raise TooLargeError(f"it is nested more than {MOST_DEPTH} levels deep")
+            raise ValueError(f"it is nested more than {MOST_DEPTH} levels deep")
         if nodes > MOST_NODES or characters > MOST_CHARACTERS:
-            raise TooLargeError(
+            raise ValueError(
                 f"it means more than {MOST_NODES} values or {MOST_CHARACTERS} characters, aliases expanded"
             )
 
 
 def bounded_text(path: Path) -> str:
-    """The text of a file. Raises TooLargeError for a long one, OSError (also for a folder) and ValueError."""
+    """The text of a file. Raises ValueError, also for a long one, and OSError, also for a folder."""
     if path.exists() and not (path.is_file() or path.is_fifo() or path.is_dir()):
-        raise TooLargeError("it is no file")
+        raise ValueError("it is no file")
     with path.open("rb") as file:
         content = file.read(MOST_CHARACTERS + 1)
     if len(content) > MOST_CHARACTERS:
-        raise TooLargeError(f"it has more than {MOST_CHARACTERS} bytes")
+        raise ValueError(f"it has more than {MOST_CHARACTERS} bytes")
     return content.decode()

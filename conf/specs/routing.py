@@ -6,20 +6,8 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from conf.io.check import AtLeastOne, Range, require
+from conf.specs.rules import Ruled
 
-DATA_PATHS = {
-    "leastconn": ("haproxy",),
-    "roundrobin": ("haproxy",),
-    "round_robin": ("haproxy", "python_proxy"),
-    "pow2": ("python_proxy",),
-    "consistent_hash": ("haproxy", "python_proxy"),
-    "bounded_hash": ("python_proxy",),
-    "prefix_affinity": ("haproxy", "python_proxy"),
-    "kv_aware": ("haproxy",),
-    "client_side": ("direct",),
-    "per_node": ("direct",),
-}
-"""Data paths of each policy. Behind HAProxy, Serve's routers do not learn when a request has ended."""
 SESSION_POLICIES = ("consistent_hash", "bounded_hash", "client_side")
 """Policies that choose a replica by the request's session."""
 TEXT_POLICIES = ("prefix_affinity", "kv_aware")
@@ -27,7 +15,7 @@ TEXT_POLICIES = ("prefix_affinity", "kv_aware")
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class Routing(Ruled):
     """The policy that chooses a request's replica, and the proxy that its tokens pass.
 
     `per_node` balances nothing: every node has an independent stream of arrivals, sent straight to it.
@@ -55,13 +43,6 @@ class Routing:
     ] = "leastconn"
     vnodes: AtLeastOne = 1000
     load_factor: Annotated[float, Range(ge=1)] = 1.25
-
-    def __post_init__(self) -> None:
-        possible = DATA_PATHS[self.policy]
-        require(
-            self.data_path in possible,
-            f"routing.policy={self.policy} needs data_path={' or '.join(possible)}, not {self.data_path}",
-        )
 
     @property
     def by_session(self) -> bool:

@@ -25,7 +25,6 @@ from cluster.ray_session.own_machine import serve_environment
 from cluster.ray_session.session import Session, open_session
 from conf import load
 from conf.specs.experiment import Cluster, Routing
-from conf.specs.routing import DATA_PATHS, TEXT_POLICIES
 from serve_apps.routing.policies import bound, ring, session_key, starts
 from serve_apps.routing.serve_routers import (
     BoundedHashRouter,
@@ -37,12 +36,15 @@ from serve_apps.simulated.app import application_name, build_app
 SPECS = load(["engine=simulated", "layout=dp2_tp4_ep4", "workload=chat_sessions"])
 NODE = Cluster("a fake node", session="fake", nodes=1, gpus_per_node=8)
 BODY = {"model": SPECS.model.served_name, "prompt": [0], "max_tokens": 1}
+BY_HAPROXY = ("leastconn", "roundrobin", "round_robin", "consistent_hash")
+BY_PYTHON = ("round_robin", "pow2", "consistent_hash", "bounded_hash")
+DIRECT = ("client_side", "per_node")
 ROUTED = [
-    (policy, path)
-    for policy, paths in DATA_PATHS.items()
-    for path in paths
-    if policy not in TEXT_POLICIES  # their import asks for vLLM
+    *((policy, "haproxy") for policy in BY_HAPROXY),
+    *((policy, "python_proxy") for policy in BY_PYTHON),
+    *((policy, "direct") for policy in DIRECT),
 ]
+"""Policies, and their data paths; those by text are missing, whose import asks for vLLM."""
 
 
 # --- the rings ------------------------------------------------------------------------------------------
