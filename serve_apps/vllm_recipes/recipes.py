@@ -121,7 +121,7 @@ def resolve(
     draft = VllmDeployment(engine, model, layout, version, *words, amd, deployed=deployed)
     if layout.prefill_side is None:
         return _resolved(draft, hardware)
-    draft = replace(draft, split=layout, own_transfer=vllm_flags.mapping(TRANSFER, draft.args.get(TRANSFER)))
+    draft = replace(draft, split=layout, own_transfer=kv_transfer.own(draft.args))
     prefill = _resolved(replace(draft, layout=layout.prefill_side), hardware, "prefill")
     decode = _resolved(replace(draft, layout=layout.decode_side), hardware, "decode")
     return replace(decode, prefill=prefill, notes=tuple(dict.fromkeys((*prefill.notes, *decode.notes))))

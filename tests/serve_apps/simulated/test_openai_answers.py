@@ -39,6 +39,10 @@ def events(stream: bytes) -> list[Any]:
     return [word if word == "[DONE]" else json.loads(word) for word in data]
 
 
+def said(text: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
 @pytest.mark.parametrize(
     ("fields", "input_tokens", "output_tokens"),
     [
@@ -49,25 +53,18 @@ def events(stream: bytes) -> list[Any]:
         ({"prompt": " ", "max_tokens": 1}, 1, 1),
         ({"prompt": [1], "max_tokens": 99, "min_tokens": 99, "ignore_eos": True}, 1, 99),
         ({"prompt": [1], "max_tokens": 2, "model": None, "temperature": 0, "seed": 1, "n": 1}, 1, 2),
+        ({"messages": said("two words"), "max_tokens": 5}, 3, 5),
+        ({"messages": said("a"), "max_completion_tokens": 4, "max_tokens": 5}, 2, 4),
+        ({"messages": said(None)}, 1, 99),
+        ({"messages": said([{"type": "text", "text": "a b"}]) * 2}, 6, 94),
     ],
 )
-def test_a_completion_counts_its_prompt(
+def test_words_ids_and_roles_are_counted(
     fields: dict[str, Any], input_tokens: int, output_tokens: int
 ) -> None:
-    assert completion(**fields) == ApiRequest(False, input_tokens, output_tokens, stream=False)
-
-
-@pytest.mark.parametrize(
-    ("fields", "input_tokens", "output_tokens"),
-    [
-        ({"messages": [{"role": "user", "content": "two words"}], "max_tokens": 5}, 3, 5),
-        ({"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 4, "max_tokens": 5}, 2, 4),
-        ({"messages": [{"role": "user", "content": None}]}, 1, 99),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a b"}]}] * 2}, 6, 94),
-    ],
-)
-def test_a_chat_counts_words_and_roles(fields: dict[str, Any], input_tokens: int, output_tokens: int) -> None:
-    assert chat(**fields) == ApiRequest(True, input_tokens, output_tokens, stream=False)
+    is_chat = "messages" in fields
+    request = chat(**fields) if is_chat else completion(**fields)
+    assert request == ApiRequest(is_chat, input_tokens, output_tokens, stream=False)
 
 
 @pytest.mark.parametrize(
@@ -217,23 +214,17 @@ def test_however_tokens_are_merged_the_stream_is_the_same(
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
-def test_cached_tokens_are_told_once_in_the_end(is_chat: bool) -> None:
+def test_cached_tokens_and_the_time_in_the_queue_are_told_once_in_the_end(is_chat: bool) -> None:
+    steps = EngineSteps(4, 0, cached_tokens=2, queue_s=0.25)
     wire = answer(chat=is_chat, usage_in_each=True)
-    *before, closing, _ = events(wire.tokens(0, 4) + wire.end(EngineSteps(4, 0, cached_tokens=2)))
+    *before, closing, _ = events(wire.tokens(0, 4) + wire.end(steps))
+    whole = json.loads(answer(chat=is_chat, stream=False).whole(steps))
     assert closing["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
-    assert all("prompt_tokens_details" not in event["usage"] for event in before)
-    whole = json.loads(answer(chat=is_chat, stream=False).whole(EngineSteps(4, 0, cached_tokens=2)))
     assert whole["usage"] == closing["usage"]
-
-
-@pytest.mark.parametrize("is_chat", [False, True])
-def test_the_time_in_the_queue_is_told_where_vllm_tells_it_and_only_if_it_is_known(is_chat: bool) -> None:
-    wire, waited = answer(chat=is_chat), EngineSteps(4, 0, queue_s=0.25)
-    *_, closing, _ = events(wire.end(waited))
-    whole = json.loads(answer(chat=is_chat, stream=False).whole(waited))
     assert closing["metrics"] == whole["metrics"] == {"queue_time_ms": 250.0}
+    assert not any("prompt_tokens_details" in event["usage"] or "metrics" in event for event in before)
     *_, silent, _ = events(wire.end(EngineSteps(4, 0)))
-    assert "metrics" not in silent
+    assert "metrics" not in silent, "where it is not known"
 
 
 @pytest.mark.parametrize("is_chat", [False, True])

@@ -177,6 +177,7 @@ def test_words_go_over_the_recipe_and_null_removes() -> None:
         (["engine.args.blok_size=16"], "did you mean 'block_size'"),
         (["engine.args.compilation_config='{'"], "not JSON"),
         (["engine.env.A=[1]"], "must be text"),
+        ([SPLIT, "engine.args.kv_transfer_config=null"], "or a null for it"),
         (["engine.recipe=published", "model=tiny_qwen3_moe", "layout=dp1_tp1"], "there is none"),
         (["engine.recipe=published", "layout=dp1_tp8"], "published as 1 x TP8/EP8 or 2 x TP4/EP4"),
         (["engine=vllm_cpu", "layout=dp1_tp1", "engine.recipe=published"], "leave it out"),
