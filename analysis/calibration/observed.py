@@ -19,8 +19,6 @@ FAILED_MOST = 0.01
 LEAST_REQUESTS = 5
 MEDIAN, P90 = 1.25, 1.71
 """Standard errors of a normal sample's quantiles over that of its mean."""
-CLOSED = ("mean TTFT", "mean TPOT", "requests/s")
-OPEN = ("p50 TTFT", "p90 TTFT", "p50 TPOT", "p90 TPOT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,9 @@ class Observed:
 
     def predict(self, serve: Serve, machine: Experiment) -> Floats:
         """ln of the figures, had this been the machine."""
-        return _figures(serve(machine, self.load), self.load, self.counted)
+        figures = _compared(serve(machine, self.load), self.load, self.counted)
+        logs: Floats = np.log([value for value, _ in figures.values()])
+        return logs
 
 
 def observe(path: Path, load_experiment: Callable[[Path], Experiment]) -> Observed:
@@ -104,10 +104,11 @@ def observe(path: Path, load_experiment: Callable[[Path], Experiment]) -> Observ
     _refuse_whole(path, rows)
     load = _load(rows, experiment.concurrency or 0)
     served = Served(load.due_s, load.due_s + metrics.ttft(rows) / 1e3, load.due_s + metrics.e2e(rows) / 1e3)
-    closed = bool(load.concurrency)
-    named = [name for name in (CLOSED if closed else OPEN) if "TPOT" not in name or _several(load, counted)]
-    figures = _figures(served, load, counted), _noise(served, load, counted)
-    return Observed(path, experiment, load, counted, tuple(named), *figures)
+    figures = _compared(served, load, counted)
+    measured, noise = zip(*figures.values(), strict=True)
+    return Observed(
+        path, experiment, load, counted, tuple(figures), np.log(np.array(measured)), np.array(noise)
+    )
 
 
 def _refuse_whole(path: Path, rows: pa.Table) -> None:
@@ -129,45 +130,28 @@ def _load(rows: pa.Table, concurrency: int) -> RecordedLoad:
     return RecordedLoad(concurrency, metrics.numbers(rows, "due_ns") / NS, *tokens.values())
 
 
-def _several(load: RecordedLoad, counted: Any) -> bool:
-    return bool((load.output_tokens[counted] > 1).all())
+def _compared(served: Served, load: RecordedLoad, counted: Any) -> dict[str, tuple[float, float]]:
+    """The compared figures, each with its sampling error (ln) for independent requests.
 
-
-def _figures(served: Served, load: RecordedLoad, counted: Any) -> Floats:
-    """ln of the compared figures: means and the rate of a closed loop, quantiles of an open one.
-
-    A closed loop's requests fall into step with each other, in groups, so that its quantiles jump.
+    They are means and the rate of a closed loop, whose requests fall into step with each other, in groups,
+    so that its quantiles jump; quantiles of an open one. TPOT is among them if all answers have one.
     """
-    ttft, tpot = _latencies(served, load, counted)
+    times = served.sent_s, served.first_token_s, served.last_token_s
+    sent, first, last = (column[counted] for column in times)
+    latencies, gaps = {"TTFT": first - sent}, load.output_tokens[counted] - 1
+    if (gaps > 0).all():
+        latencies["TPOT"] = (last - first) / gaps
     if load.concurrency:
-        span_s = float(served.last_token_s[counted].max() - served.sent_s[counted].min())
-        figures = [ttft.mean(), *([tpot.mean()] if len(tpot) else []), len(ttft) / span_s]
-    else:
-        figures = [*np.quantile(ttft, (0.5, 0.9)), *(np.quantile(tpot, (0.5, 0.9)) if len(tpot) else [])]
-    logs: Floats = np.log(np.array(figures))
-    return logs
+        rate = len(sent) / float(last.max() - sent.min())
+        means = {f"mean {name}": (values.mean(), _error(values)) for name, values in latencies.items()}
+        return means | {"requests/s": (rate, _error(last - sent))}
+    return {
+        f"p{100 * share:g} {name}": (float(np.quantile(values, share)), factor * _error(values))
+        for name, values in latencies.items()
+        for share, factor in ((0.5, MEDIAN), (0.9, P90))
+    }
 
 
-def _latencies(served: Served, load: RecordedLoad, counted: Any) -> tuple[Floats, Floats]:
-    """TTFT and, if all have one, TPOT of the counted answers (s)."""
-    sent, first, last = (
-        column[counted] for column in (served.sent_s, served.first_token_s, served.last_token_s)
-    )
-    gaps = load.output_tokens[counted] - 1
-    return first - sent, (last - first) / gaps if _several(load, counted) else np.zeros(0)
-
-
-def _noise(served: Served, load: RecordedLoad, counted: Any) -> Floats:
-    """Sampling error (ln) of each figure for independent requests; a rate has that of whole answers."""
-    ttft, tpot = (_relative_error(column) for column in _latencies(served, load, counted))
-    whole = _relative_error((served.last_token_s - served.sent_s)[counted])
-    if load.concurrency:
-        noise = [ttft, tpot, whole]
-    else:
-        noise = [MEDIAN * ttft, P90 * ttft, MEDIAN * tpot, P90 * tpot]
-    return np.array([error for error in noise if not math.isnan(error)])
-
-
-def _relative_error(values: Floats) -> float:
-    """Standard error of the mean, over the mean; nan of nothing."""
-    return float(values.std() / values.mean() / math.sqrt(len(values))) if len(values) else math.nan
+def _error(values: Floats) -> float:
+    """Standard error of the mean, over the mean."""
+    return float(values.std() / values.mean() / math.sqrt(len(values)))

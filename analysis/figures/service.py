@@ -127,7 +127,6 @@ class Pareto(Exhibit):
         config = data.run.config
         if reason := UNKNOWN_GPUS.get(config.engine.kind):
             raise NoData(reason)
-        made = OutputTokens(data.requests)
         self.rows = []
         for window in data.valid_by_rate:
             tpot_ms = quantile(window.latency_ms["tpot"], 0.5)
@@ -140,7 +139,7 @@ class Pareto(Exhibit):
                     "window": window.window.index,
                     "rate_qps_per_node": window.rate,
                     "interactivity_median_tok_per_s_user": 1e3 / tpot_ms,
-                    "output_tok_per_s_gpu": made.within(start, end) / (end - start) / gpus,
+                    "output_tok_per_s_gpu": output_tokens(data.requests, start, end) / (end - start) / gpus,
                     "gpus": gpus,
                     "outcome": data.outcome(window.line),
                 }
@@ -162,27 +161,19 @@ class Pareto(Exhibit):
         canvas.label(ax, "interactivity, 1000 / median TPOT (tok/s/user)", "output (tok/s/GPU)")
 
 
-class OutputTokens:
-    """Output tokens of whole answers, and when they came: evenly between the first and the last.
+def output_tokens(requests: pa.Table, start_s: float, end_s: float) -> float:
+    """Output tokens of whole answers that came in a stretch, whichever window their requests were due in.
 
-    A single one comes with the first. By due time an overloaded service would seem to make more in a window
-    than its GPUs can.
+    They come evenly between the first and the last, a single one with the first. By due time an overloaded
+    service would seem to make more in a window than its GPUs can.
     """
-
-    def __init__(self, requests: pa.Table) -> None:
-        rows = requests.filter(pa.array(metrics.status_in(requests, "ok")))
-        due = metrics.numbers(rows, "due_ns")
-        self._first_s = (due + metrics.token_offset_ns(rows, "first")) / NS
-        self._last_s = (due + metrics.token_offset_ns(rows, "last")) / NS
-        self._tokens = metrics.numbers(rows, "output_tokens")
-
-    def within(self, start_s: float, end_s: float) -> float:
-        """Those that came in a stretch, whichever window their requests were due in."""
-        first, last = self._first_s, self._last_s
-        span, inside = last - first, np.minimum(last, end_s) - np.maximum(first, start_s)
-        part = np.where(span > 0, np.clip(inside, 0, None) / np.where(span > 0, span, 1), 0.0)
-        began = (first >= start_s) & (first < end_s)
-        return float(np.nansum(self._tokens * np.where(span > 0, part, began)))
+    rows = requests.filter(pa.array(metrics.status_in(requests, "ok")))
+    due, tokens = metrics.numbers(rows, "due_ns"), metrics.numbers(rows, "output_tokens")
+    first, last = ((due + metrics.token_offset_ns(rows, which)) / NS for which in ("first", "last"))
+    span, inside = last - first, np.minimum(last, end_s) - np.maximum(first, start_s)
+    part = np.where(span > 0, np.clip(inside, 0, None) / np.where(span > 0, span, 1), 0.0)
+    began = (first >= start_s) & (first < end_s)
+    return float(np.nansum(tokens * np.where(span > 0, part, began)))
 
 
 BEYOND = 2.0

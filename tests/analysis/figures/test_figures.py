@@ -275,9 +275,8 @@ def test_tokens_are_counted_where_they_came() -> None:
         failed(0, 5.0),
     ]
     run = RunInMemory(came_in, [window(0, 1.0, 2, 7)], concluded())
-    tokens = service.OutputTokens(run.requests())
-    assert tokens.within(2, 7) == pytest.approx(11 / 2 + 1)
-    assert tokens.within(0, 20) == pytest.approx(12)
+    assert service.output_tokens(run.requests(), 2, 7) == pytest.approx(11 / 2 + 1)
+    assert service.output_tokens(run.requests(), 0, 20) == pytest.approx(12)
     busy = RunInMemory([request(0, t, 0.0, 50.0) for t in range(10)], [window(0, 1.0, 0, 10)], concluded())
     (row,) = rows(Pareto, busy)
     assert row["interactivity_median_tok_per_s_user"] == pytest.approx(20)
