@@ -6,7 +6,7 @@ takes shared memory or TCP. And vLLM's own server as a child process behind a re
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,32 +54,39 @@ def greedy(served: Service) -> list[list[int]]:
     return answers
 
 
-def test_the_fallback_serves_the_same_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's own server process behind a plain replica."""
-    monkeypatch.setattr(programs, "PROBE_TRANSITION_S", 1.0)
+@dataclass(frozen=True)
+class Alone:
+    """One engine that computes prompts and answers: what it answered, a probe of it, and its settings."""
+
+    answers: list[list[int]]
+    tree: dict[str, Any]
+    rows: list[dict[str, Any]]
+    replica: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """vLLM's own server process behind a plain replica; its deployment has ended."""
     words = [*ALONE, *QUEUE, "engine.server=process", "routing=roundrobin"]
-    with deployed(words) as served:
-        fallback = Up(served, words, tmp_path)
-        tree, run = fallback.run(OfferLoad, *LOAD)
+    with pytest.MonkeyPatch.context() as patch, deployed(words) as served:
+        patch.setattr(programs, "PROBE_TRANSITION_S", 1.0)
+        answers = greedy(served)
+        tree, run = Up(served, words, tmp_path_factory.mktemp("alone")).run(OfferLoad, *LOAD)
         (replica,) = served.reported["replicas"].values()
-    assert replica["pid"] and "--enforce-eager" in replica["told"]["engine"]["argv"]
+        return Alone(answers, tree, run.requests().to_pylist(), replica)
+
+
+def test_the_fallback_serves_the_same_api(alone: Alone) -> None:
+    assert alone.replica["pid"] and "--enforce-eager" in alone.replica["told"]["engine"]["argv"]
     # A busy machine may miss sending some; whatever was sent is answered.
-    tries.refuse_other_reasons(tree)
-    rows = run.requests().to_pylist()
-    statuses = {row["status"] for row in rows}
-    assert "ok" in statuses and statuses <= {"ok", "missed"}, tree["reason"]
-    assert all(row["queue_us"] >= 0 for row in rows if row["status"] == "ok")
+    tries.refuse_other_reasons(alone.tree)
+    statuses = {row["status"] for row in alone.rows}
+    assert "ok" in statuses and statuses <= {"ok", "missed"}, alone.tree["reason"]
+    assert all(row["queue_us"] >= 0 for row in alone.rows if row["status"] == "ok")
 
 
 @pytest.fixture(scope="module")
-def alone() -> list[list[int]]:
-    """Answers of one engine that computes prompts and answers; its deployment has ended."""
-    with deployed(ALONE) as served:
-        return greedy(served)
-
-
-@pytest.fixture(scope="module")
-def up(alone: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def up(alone: Alone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     with deployed(SPLIT) as served:
         yield Up(served, SPLIT, tmp_path_factory.mktemp("runs"))
 
@@ -94,11 +101,9 @@ def by_source(up: Up) -> dict[str, float]:
     return result
 
 
-def test_answers_are_those_of_one_engine_alone_and_no_prompt_is_computed_twice(
-    up: Up, alone: list[list[int]]
-) -> None:
+def test_answers_are_those_of_one_engine_alone_and_no_prompt_is_computed_twice(up: Up, alone: Alone) -> None:
     before = by_source(up)
-    for ours, theirs in zip(greedy(up.served), alone, strict=True):
+    for ours, theirs in zip(greedy(up.served), alone.answers, strict=True):
         assert len(ours) == TOKENS and ours[:ALIKE] == theirs[:ALIKE]
     gone = {source: count - before[source] for source, count in by_source(up).items()}
     # A prompt of one token has nothing to send but the token that is computed anyway.
