@@ -255,6 +255,7 @@ DEAD = "20 of the newest 20 requests failed: ConnectionRefusedError line one lin
     ("groups", "now_s", "reason"),
     [
         ([(500, 0, ANSWERED), (20, 30, REFUSED)], 35, DEAD),  # however much it answered before
+        ([(20, 30, TIMED_OUT)], 35, "20 of the newest 20 requests failed: deadline"),
         ([(20, 28, STREAMS), (20, 30, REFUSED)], 35, ""),
         ([(20, 0, ANSWERED)], 35, ""),
         ([(5, 30, REFUSED), (1995, 30, WAITS)], 31, ""),  # it may be starting
