@@ -1,7 +1,9 @@
-"""Figures of several runs and of plans: capacities with their ratios, and nodes."""
+"""Figures of several runs and of plans: capacities with their ratios, the answers of a gate, nodes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+
+import numpy as np
 
 from analysis.capacity import paired_ratio
 from analysis.figures import canvas
@@ -9,6 +11,7 @@ from analysis.figures.canvas import Axes, Figure, Look, counted
 from analysis.figures.exhibit import CapacityRow, Exhibit, NoData, Row, run_capacity
 from analysis.planning.money import HOURS, Day
 from analysis.planning.plan import Plan
+from analysis.quality.gate import GateMoment
 from analysis.results.runs import Run
 from analysis.results.studies import Study
 from analysis.results.verdicts import (
@@ -166,6 +169,52 @@ def _from_part(part: PartRow | MatrixCell) -> CapacityRow:
     if ratio and ratio.how == REFERENCE:
         ratio = None
     return CapacityRow(part.name, claim, why if claim is None else "", ratio, part.simulated)
+
+
+SHOWN_MARGINS = 6.0
+"""Ends of an interval are drawn up to so many margins: the first ones are anywhere (our choice)."""
+
+
+class GateIntervals(Exhibit):
+    """Both intervals after each prompt: excess divergence, excess of broken prompts."""
+
+    name = "quality_gate"
+    title = "Both intervals, prompt after prompt"
+    source = "answers.parquet"
+
+    def __init__(self, moments: Sequence[GateMoment]) -> None:
+        if not moments:
+            raise NoData("no prompt was compared")
+        self.last = moments[-1]
+        self.rows = [
+            {"prompts": moment.prompts}
+            | {
+                f"excess_{name}_{end}": getattr(getattr(moment, name), end)
+                for name in ("nats", "broken")
+                for end in ("low", "high")
+            }
+            for moment in moments
+        ]
+
+    def draw(self, figure: Figure) -> None:
+        left, right = figure.subplots(1, 2)
+        self._draw_ends(left, "nats", 1.0, "excess divergence, nats per token")
+        self._draw_ends(right, "broken", 100.0, "excess of broken prompts, %")
+
+    def alt(self) -> str:
+        """The number of prompts; the last ends stand in the gate's table."""
+        return f"Both ends of each interval after {counted(self.last.prompts, 'prompt')}, with the margins."
+
+    def _draw_ends(self, ax: Axes, name: str, unit: float, words: str) -> None:
+        """One interval over prompts, in a unit, cut some margins away from nothing."""
+        margin = unit * getattr(self.last, name).margin
+        most, prompts = SHOWN_MARGINS * margin, [row["prompts"] for row in self.rows]
+        for end, label, dashes in (("low", "lower end", "--"), ("high", "upper end", "-")):
+            values = np.array([unit * row[f"excess_{name}_{end}"] for row in self.rows])
+            ax.plot(prompts, values.clip(-most, most), **canvas.line(canvas.BLUE, dashes), label=label)
+        canvas.bound(ax, margin, "margin")
+        ax.set_ylim(-1.05 * most, 1.05 * most)
+        canvas.label(ax, "prompts", words)
 
 
 class Nodes(Exhibit):

@@ -263,6 +263,11 @@ class Gate:
         while not self.ended and (following := self._waiting.pop(len(self._counted), None)):
             self._count(following)
 
+    @property
+    def moment(self) -> "GateMoment":
+        """The intervals of the prompts that count so far."""
+        return GateMoment(len(self._counted), self._ends.nats.interval, self._ends.broken.interval)
+
     def verdict(self) -> GateVerdict:
         """The verdict of the prompts that count so far."""
         ends, counted, limit = self._ends, self._counted, self.rule.broken_divergence
@@ -303,6 +308,26 @@ class Gate:
             self._called = "SAME"
         elif self._ends.void or len(self._counted) >= self.rule.prompts:
             self._called = "UNDECIDED"
+
+
+@dataclass(frozen=True, slots=True)
+class GateMoment:
+    """The intervals of a gate after so many prompts."""
+
+    prompts: int
+    nats: MeanInterval
+    broken: MeanInterval
+
+
+def moments(evidences: Iterable[PromptEvidence], rule: Quality) -> list[GateMoment]:
+    """The intervals after each prompt that counts."""
+    gate, moments_seen = Gate(rule), []
+    for evidence in sorted(evidences, key=lambda evidence: evidence.prompt):
+        if gate.ended:
+            break
+        gate.add(evidence)
+        moments_seen.append(gate.moment)
+    return moments_seen
 
 
 def judge(evidences: Iterable[PromptEvidence], rule: Quality) -> GateVerdict:

@@ -10,11 +10,12 @@ from pyarrow import ArrowException
 
 from analysis.capacity.checks import MEANINGS
 from analysis.capacity.rules import Check
+from analysis.figures.comparison import GateIntervals
 from analysis.figures.exhibit import FAILURE, NoData, RunData
-from analysis.quality import answer_file
+from analysis.quality import answer_file, gate
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateVerdict
-from analysis.report.blocks import Block, Definitions, Missing, Section, arrow_table, figure
+from analysis.report.blocks import Block, Definitions, Missing, Section, arrow_table, figure, figure_block
 from analysis.results.energy import WHOLE, PowerFigures, WindowEnergy
 from analysis.results.experiment_facts import ExperimentFacts
 from analysis.results.figures import CapacityFigures
@@ -25,6 +26,7 @@ from analysis.stats.estimate import UNKNOWN
 from analysis.views import answers
 from analysis.views import study as view
 from analysis.views.shown import Table
+from conf import load
 from conf.io.one_line import reason
 
 
@@ -137,6 +139,9 @@ def _gate_blocks(path: Path, base: str, name: str, verdict: GateVerdict) -> Iter
     yield from view.gate_tables(verdict)
     try:
         a, b = (answer_file.read(path / side / answer_file.FILE) for side in (base, name))
+        rule = load(base=path / "config.yaml").quality
+        moments = gate.moments(answer_file.evidence_of(a, b), rule)
+        yield figure_block(GateIntervals, moments, f"{name}-")
         yield _worst_prompts(verdict, a, b)
     except (OSError, ArrowException, ValueError) as error:
         yield Missing("Evidence of the gate", reason(error))
