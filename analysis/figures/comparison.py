@@ -11,7 +11,7 @@ from analysis.figures.canvas import Axes, Figure, Look, counted
 from analysis.figures.exhibit import CapacityRow, Exhibit, NoData, Row, run_capacity
 from analysis.planning.money import HOURS, Day
 from analysis.planning.plan import Plan
-from analysis.quality.gate import GateMoment
+from analysis.quality.gate import GateMoment, GateVerdict
 from analysis.results.runs import Run
 from analysis.results.studies import Study
 from analysis.results.verdicts import (
@@ -215,6 +215,32 @@ class GateIntervals(Exhibit):
         canvas.bound(ax, margin, "margin")
         ax.set_ylim(-1.05 * most, 1.05 * most)
         canvas.label(ax, "prompts", words)
+
+
+class GatePositions(Exhibit):
+    """Mean divergence from A's first answer at each position, of A's second answer and of B's."""
+
+    name = "quality_positions"
+    title = "Divergence along an answer"
+    source = "answers.parquet"
+    noun = "position"
+    shown = {
+        "again_nats": "nats of mean divergence for A's second answers",
+        "candidate_nats": "nats for B's",
+    }
+
+    def __init__(self, verdict: GateVerdict) -> None:
+        if not verdict.by_position:
+            raise NoData("no prompt was compared")
+        self.rows = [asdict(position) for position in verdict.by_position]
+
+    def draw(self, figure: Figure) -> None:
+        ax = figure.subplots()
+        names = ("again_nats", "A again"), ("candidate_nats", "B")
+        for (name, label), look in zip(names, canvas.STYLES, strict=False):
+            canvas.series(ax, [(row["position"], row[name]) for row in self.rows], **look, label=label)
+        ax.set_ylim(bottom=0)
+        canvas.label(ax, "position in the answer", "mean divergence, nats")
 
 
 class Nodes(Exhibit):

@@ -20,6 +20,7 @@ SHOWN = {
     "p90": canvas.style(canvas.BLUE, "", "-"),
     "p99": canvas.style(canvas.PURPLE, "v", "--"),
 }
+OFFERED = canvas.dots(canvas.PALE, "|", 8)
 NO_CURVE = (VOID, UNKNOWN)
 
 
@@ -54,7 +55,11 @@ class Latency(Exhibit):
             canvas.label(panel, "", f"{limit.upper()} (ms)")
             self._draw_quantiles(panel, limit)
             self._draw_capacity(panel)
-        panels[-1].set_xlabel("load that arrived (QPS per node)")
+            foot: Look = {"transform": panel.get_xaxis_transform(), "label": "rate offered"}
+            panel.plot(
+                [window.rate for window in self.data.windows], [0.03] * len(self.rows), **OFFERED, **foot
+            )
+        panels[-1].set_xlabel("load that arrived, rate offered (QPS per node)")
         figure.align_ylabels()
 
     def alt(self) -> str:

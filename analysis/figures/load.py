@@ -56,10 +56,13 @@ class Search(Exhibit):
         _draw_answer(ax, self.answer, end + 0.09 * (end - start))
 
     def alt(self) -> str:
-        """The rates, how many windows ended how, and the answer."""
+        """The rates, how many windows ended how, the answer, and why the last interval may be another one."""
         outcomes = Counter(row["outcome"] for row in self.rows)
         states = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
-        return f"{super().alt()} They ended: {states}. {self.answer.sentence}"
+        sentences = [super().alt(), f"They ended: {states}.", self.answer.sentence]
+        if self.beliefs:
+            sentences.append("The last interval of the search lacks answers that were still out then.")
+        return " ".join(sentences)
 
 
 def _window_row(line: Mapping[str, Any], outcome: str, posterior: Mapping[str, Any]) -> Row:

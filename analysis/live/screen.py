@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from analysis.live.state import DoneWindow, LiveState, WindowSoFar
+from analysis.live.state import Belief, DoneWindow, LiveState, WindowSoFar
 from analysis.rows import failures
 from conf.io.one_line import printable
 from conf.specs.bounds import LIMITS, PER_REQUEST, label, metric_of
@@ -13,6 +13,8 @@ LEAST_WIDTH = 40
 """Fewest columns that the screen is laid out for (our choice)."""
 LINES_OF_LOG = 3
 INDENT = "  "
+AXIS_MARGIN = 0.1
+"""Part of an axis left free on each side of the widest interval (our choice)."""
 
 
 def screen(state: LiveState, width: int, height: int, newest: WindowSoFar | None = None) -> list[str]:
@@ -37,6 +39,34 @@ def budget_bar(elapsed_s: float, budget_s: float, width: int) -> str:
     room = max(1, width - len(clocks) - 2)
     full = round(room * min(1.0, elapsed_s / budget_s)) if budget_s > 0 else room
     return f"[{'#' * full}{'.' * (room - full)}]{clocks}"
+
+
+def interval_axis(belief: Belief, beliefs: Sequence[Belief], width: int) -> str:
+    """The interval of the capacity on an axis that all intervals of the run share: `|` is the estimate.
+
+    An open end is an arrow at the end of the axis.
+    """
+    lows = [each.low for each in beliefs if each.low is not None]
+    least, most = min(lows, default=0.0), max(each.high for each in beliefs)
+    margin = AXIS_MARGIN * (most - least)
+    least, most = max(0.0, least - margin), most + margin
+    ends = f"{least:.2f} ", f" {most:.2f}"
+    room = max(3, width - len(ends[0]) - len(ends[1]))
+
+    def place(qps: float) -> int:
+        share = (qps - least) / (most - least) if most > least else 0.5
+        return min(room - 1, max(0, round(share * (room - 1))))
+
+    cells = ["."] * room
+    low, high = place(belief.low or 0.0), place(belief.high)
+    cells[low : high + 1] = "=" * (high + 1 - low)
+    cells[low], cells[high] = "[", "]"
+    if belief.open_below:
+        cells[0] = "<"
+    if belief.open_above:
+        cells[-1] = ">"
+    cells[place(belief.qps_per_node)] = "|"
+    return ends[0] + "".join(cells) + ends[1]
 
 
 def clock(seconds: float) -> str:
@@ -80,7 +110,16 @@ def _phase(state: LiveState, newest: WindowSoFar | None, width: int) -> Iterator
         yield name
     if newest is not None and newest.budget_s:
         yield budget_bar(newest.elapsed_s, newest.budget_s, width)
-    yield from _wrapped(state.phase, width)
+    yield from _wrapped(f"{_of_about(state, newest)}{state.phase}", width)
+
+
+def _of_about(state: LiveState, newest: WindowSoFar | None) -> str:
+    """The number of the running window and about how many there will be, at the pace so far."""
+    done = len(state.windows)
+    if state.now is None or newest is None or not newest.budget_s or not done or newest.elapsed_s <= 0:
+        return ""
+    to_come = (newest.budget_s - newest.elapsed_s) * done / newest.elapsed_s
+    return f"window {done + 1} of about {done + max(1, round(to_come))}: "
 
 
 def _running(now: WindowSoFar | None, width: int) -> Iterator[str]:
@@ -116,6 +155,7 @@ def _belief(state: LiveState, width: int) -> Iterator[str]:
             f"{belief.high:.2f}], 5 % quantile {belief.certified:.2f}{limit}"
         )
     yield from _wrapped(text, width)
+    yield INDENT + interval_axis(belief, state.beliefs, width - len(INDENT))
 
 
 def _windows(windows: Sequence[DoneWindow], width: int) -> list[str]:

@@ -1,7 +1,7 @@
 """The files of a gate: answers.parquet of each side, and the table of the evidence that follows from both."""
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.quality.answers import Answer, PromptEvidence, Side, evidence
+from analysis.quality.answers import PAIRS, Answer, PromptEvidence, Side, evidence
 from analysis.rows import parquet
 
 FILE = "answers.parquet"
@@ -22,6 +22,10 @@ MOST_BYTES = 2**30
 
 SCHEMA_VERSION = 1
 ANSWERS = parquet.described("answers", SCHEMA_VERSION)
+EVIDENCE_FILE = "quality-b.parquet"
+"""The evidence on B in a study's folder, for other readers: ours compare the answers again."""
+EVIDENCE = parquet.described("quality-b", SCHEMA_VERSION)
+"""Arrow schema of the evidence: a row per compared position, and one per failed request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +129,27 @@ def evidence_on(answer: AnswerRecord, base_answers: Mapping[tuple[int, int], Ans
 def by_prompt(answers: Sequence[AnswerRecord]) -> dict[tuple[int, int], AnswerRecord]:
     """Answers by the number of the prompt and of the repeat."""
     return {(answer.prompt, answer.repeat): answer for answer in answers}
+
+
+def write_evidence(prompts: Iterable[PromptEvidence], path: Path) -> None:
+    """Write the evidence as Parquet, whole or not at all. Raises OSError if the disk does not take it."""
+    rows = [row for prompt in prompts for row in _evidence_rows(prompt)]
+    parquet.write(pa.Table.from_pylist(rows, schema=EVIDENCE), path)
+
+
+def _evidence_rows(prompt: PromptEvidence) -> Iterator[dict[str, Any]]:
+    for pair, compared in zip(PAIRS, (prompt.again, prompt.candidate), strict=True):
+        if compared is not None:
+            tokens = zip(compared.base_tokens, compared.tokens, compared.nats, strict=True)
+            for position, (base, token, nats) in enumerate(tokens):
+                yield {
+                    "prompt": prompt.prompt,
+                    "pair": pair,
+                    "position": position,
+                    "base_token": base,
+                    "token": token,
+                    "divergence_nats": nats,
+                    "differs": base != token,
+                }
+    for side in prompt.unanswered:
+        yield {"prompt": prompt.prompt, "unanswered": side}

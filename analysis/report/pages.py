@@ -39,7 +39,7 @@ def of_run(run: Run) -> Page:
     verdict, claim, experiment, data = run.verdict, _answer(run), _asked(run), RunData(run)
     shown = [*blocks.figure_sections(data), sections.errors(data)]
     every_rate = [rates.table(verdict.windows, verdict.experiment.slo)] if verdict and verdict.windows else []
-    tables = (replace(table, title=RATES) for table in every_rate)
+    tables = *(replace(table, title=RATES) for table in every_rate), sections.percentiles(run)
     main = [replace(section, blocks=(*section.blocks, *tables)) for section in shown[:1]]
     shown += sections.power_sections(verdict.power if verdict else None)
     trust = Section("trust", TRUST, PURPOSE, _checks(verdict))

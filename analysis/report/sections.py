@@ -10,15 +10,17 @@ from pyarrow import ArrowException
 
 from analysis.capacity.checks import MEANINGS
 from analysis.capacity.rules import Check
-from analysis.figures.comparison import GateIntervals
+from analysis.figures.comparison import GateIntervals, GatePositions
 from analysis.figures.exhibit import FAILURE, NoData, RunData
 from analysis.quality import answer_file, gate
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateVerdict
 from analysis.report.blocks import Block, Definitions, Missing, Section, arrow_table, figure, figure_block
+from analysis.results import tables
 from analysis.results.energy import WHOLE, PowerFigures, WindowEnergy
 from analysis.results.experiment_facts import ExperimentFacts
 from analysis.results.figures import CapacityFigures
+from analysis.results.runs import Run
 from analysis.results.studies import Study
 from analysis.rows import metrics, records
 from analysis.rows.metrics import METRICS
@@ -44,6 +46,24 @@ def checks_table(known: Sequence[Check], valid: bool) -> Table:
         "was not reported.",
         stacks=True,
     )
+
+
+SHOWN_METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL, gaps pooled", "e2e": "E2E"}
+SHARES = (0.5, 0.9, 0.95, 0.99)
+
+
+def percentiles(run: Run) -> Table:
+    """Percentiles of every latency in each window, folded."""
+    rows = run.requests(phase="window")
+    lines = []
+    for name, words in SHOWN_METRICS.items():
+        for line in tables.percentiles_of(rows, name, SHARES).to_pylist():
+            window, count, failed, *ends = line.values()
+            lines.append((window, words, count, failed, *map(figure, ends)))
+    heads = "window", "latency", "known", "failed", *(f"p{100 * share:g}" for share in SHARES)
+    ordered = sorted(lines, key=lambda line: line[0])
+    cells = tuple(tuple(map(str, line)) for line in ordered)
+    return Table("Percentiles of every window in ms", heads, cells, folded=True)
 
 
 MOST_ROWS, MESSAGE_CHARACTERS = 30, 400
@@ -142,6 +162,7 @@ def _gate_blocks(path: Path, base: str, name: str, verdict: GateVerdict) -> Iter
         rule = load(base=path / "config.yaml").quality
         moments = gate.moments(answer_file.evidence_of(a, b), rule)
         yield figure_block(GateIntervals, moments, f"{name}-")
+        yield figure_block(GatePositions, verdict, f"{name}-")
         yield _worst_prompts(verdict, a, b)
     except (OSError, ArrowException, ValueError) as error:
         yield Missing("Evidence of the gate", reason(error))

@@ -62,8 +62,9 @@ class QualityStudy(TwoSides):
         return AskSide(experiment, self.path / name, self.path / "a", self.experiment.seed)
 
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
-        """The verdict from the answers of both folders."""
+        """The verdict from the answers of both folders, its evidence written beside them."""
         evidence = folder_evidence(self.path / "a", self.path / "b")
+        answer_file.write_evidence(evidence, self.path / answer_file.EVIDENCE_FILE)
         gate_verdict = gate.judge(evidence, self.experiment.quality)
         pace = f"{gate_verdict.prompts} prompts; questions {gate_pace(self.experiment).words}"
         return _with_gate(replace(verdict, evidence=pace), gate_verdict, self.sides["a"], self.sides["b"])

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.live.screen import screen
+from analysis.live.screen import interval_axis, screen
 from analysis.live.state import Belief, DoneWindow, LatencySoFar, LiveState
 from tests.support.runs.live_states import RUNNING
 
@@ -27,6 +27,7 @@ NOW = replace(
 DONE = DoneWindow(
     2, "window", 5.0, 300, 0, 0, {"ttft_p90_ms": 900.0}, {"ttft_p90_ms": 1.0}, 0.4, "within", False
 )
+WIDE = Belief(5.2, 4.0, 7.0, 4.4, "tpot", False, True, 1)
 NARROW = Belief(5.1, 4.9, 5.4, 4.9, "tpot", False, False, 3)
 STATE = LiveState(
     run_id="20261124-120000-a1b2",
@@ -34,7 +35,7 @@ STATE = LiveState(
     phase="window 3 at 5.200 QPS per node: near the estimate",
     now=NOW,
     windows=(replace(DONE, index=0), replace(DONE, index=1), DONE),
-    beliefs=(NARROW,),
+    beliefs=(WIDE, NARROW),
     log=("the engine model predicts 5.20 QPS per node",),
 )
 
@@ -43,7 +44,7 @@ def test_one_screen_says_load_window_and_capacity() -> None:
     lines = screen(STATE, 79, 40, NOW)
     text = "\n".join(lines)
     assert "4:00 of 12:00, 8:00 left" in text
-    assert "window 3 at 5.200 QPS per node" in text
+    assert "window 4 of about 9: window 3 at 5.200 QPS per node" in text
     assert "offered 5.20, achieved 5.10 QPS per node; 91 in flight" in text
     assert "provisional: 246 sent, 2 failed, 34 % of answers still out" in " ".join(text.split())
     assert "p90 TTFT         512.0    1100.0      2000     1.0 %" in text
@@ -63,3 +64,11 @@ def test_whatever_is_said_the_screen_is_no_wider_and_no_higher(
     lines = screen(state, width, height, now)
     assert len(lines) <= height and all(len(line) <= max(width, 40) for line in lines)
     assert all(line.isprintable() for line in lines)
+
+
+def test_an_interval_narrows_on_one_axis() -> None:
+    wide, narrow = (interval_axis(belief, (WIDE, NARROW), 70) for belief in (WIDE, NARROW))
+    assert len(wide) == len(narrow) <= 70 and wide.split()[0] == narrow.split()[0]
+    assert "<" in wide and "<" not in narrow  # an open end is said
+    assert narrow.count("=") < wide.count("=")
+    assert narrow.index("[") < narrow.index("|") < narrow.index("]")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from analysis.quality import answer_file
 from analysis.quality.answer_file import ANSWERS, AnswerRecord
 from analysis.quality.answers import Answer
+from tests.support.quality.answers import prompt
 
 NATS = st.floats(-50, 0, width=32)
 POSITION = st.dictionaries(st.integers(0, 2**31 - 1), NATS, min_size=1, max_size=21)
@@ -87,3 +88,19 @@ def test_a_longer_file_than_any_gate_writes_is_not_read(
         with monkeypatch.context() as patch, pytest.raises(ValueError, match=f"5 rows .* at most .*{most}"):
             patch.setattr(answer_file, bound, most)
             answer_file.read(path)
+
+
+def test_the_evidence_has_a_row_for_each_position_and_each_failure(tmp_path: Path) -> None:
+    result = [prompt(5, 0.1, 0.2, "candidate"), prompt(8, 0.0, 0.3, flipped=True)]
+    answer_file.write_evidence(result, tmp_path / "evidence.parquet")
+    table = pq.read_table(tmp_path / "evidence.parquet")
+    assert table.schema.equals(answer_file.EVIDENCE, check_metadata=True)
+    rows = table.to_pylist()
+    assert [(row["prompt"], row["pair"], row["unanswered"]) for row in rows] == [
+        *[(5, "again", None)] * 4,
+        (5, None, "candidate"),
+        *[(8, "again", None)] * 4,
+        *[(8, "candidate", None)] * 4,
+    ]
+    last = {"position": 3, "base_token": 3, "token": 99, "divergence_nats": 0.3, "differs": True}
+    assert rows[-1].items() >= last.items()

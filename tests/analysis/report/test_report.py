@@ -123,6 +123,7 @@ def test_the_verdict_stands_first_with_interval_and_certified_rate(golden: tuple
     assert not re.findall(r"\b(?:nan|NaN|None|inf|Infinity|undefined)\b", text)
     for check in tree["checks"]:
         assert check["name"] in text and MEANINGS[check["name"]] in html.unescape(text)
+    assert "Percentiles of every window" in text and "ITL, gaps pooled" in text
 
 
 def test_it_is_one_file_without_network_script_or_duplicate_ids(golden: tuple[str, Page]) -> None:

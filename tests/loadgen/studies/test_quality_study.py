@@ -141,6 +141,7 @@ def test_a_degraded_side_is_shown_on_the_page(broken: Broken) -> None:
         "Answers of b beside a",
         "above the margin",
         "figure-b-quality_gate",
+        "figure-b-quality_positions",
         "The worst prompts side by side",
         "&lt;script&gt;",
     ):
