@@ -46,7 +46,8 @@ def sweep(arguments: argparse.Namespace) -> int:
     if experiment.search.parts > 1:
         work = several_sweeps(experiment)
     elif not arguments.config and machine.is_free(experiment, arguments.words):
-        work = machine.SearchOnFastClock(machine.fast(experiment))
+        fast = machine.fast(experiment)
+        work = machine.SearchOnFastClock(fast if arguments.dry_run else machine.beside_neighbours(fast))
     clock = work.experiment.time_scale
     planned = planned_run(experiment, pacing.swept_s(experiment), clock=clock)
     return _measured(arguments, work, planned)

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,8 @@ CORE_TOKENS_PER_S = 720.0
 
 Two idle cores carried 1900 in one sweep and were late with 1600 in another.
 """
+FREE_CORES = 1.0
+"""Fewest cores that others must leave free for a fast clock: without them it would be late (our choice)."""
 SURE_WINDOWS = 2
 """Valid windows after which a late one is an exception and no reason to begin again (our choice)."""
 LATE = ("client_limited", "engine_late")
@@ -67,6 +70,25 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def free_cores(over_s: float = 1.0) -> float:
+    """Cores that nothing used within the next `over_s`; all where the system does not count (no /proc/stat).
+
+    A load average would still hold what ended a minute ago, as an installation.
+    """
+    try:
+        before_s, began_s = _idle_s(), time.monotonic()
+        time.sleep(over_s)
+        return min(cores(), (_idle_s() - before_s) / (time.monotonic() - began_s))
+    except OSError:
+        return cores()
+
+
+def _idle_s() -> float:
+    """Seconds that all cores of the machine have been idle or waited for a disk (proc_stat(5))."""
+    times = Path("/proc/stat").read_text().split(maxsplit=6)
+    return (int(times[4]) + int(times[5])) / os.sysconf("SC_CLK_TCK")
+
+
 def is_free(experiment: Experiment, words: Sequence[str]) -> bool:
     """True if the clock is ours to choose: one search on a simulated engine whose words set no clock."""
     is_set = any(word.startswith(f"{KEY}=") for word in words)
@@ -85,6 +107,12 @@ def fast(experiment: Experiment) -> Experiment:
     tokens_per_s = qps * experiment.workload.output_tokens.mean
     most = CORE_TOKENS_PER_S * cores()
     return with_clock(experiment, next((s for s in SCALES if s * tokens_per_s <= most), SCALES[-1]))
+
+
+def beside_neighbours(experiment: Experiment) -> Experiment:
+    """The experiment in real time if other processes leave too few cores free now."""
+    is_busy = free_cores() < FREE_CORES
+    return with_clock(experiment, SCALES[-1]) if is_busy else experiment
 
 
 def slower(experiment: Experiment) -> Experiment:

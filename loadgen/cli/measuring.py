@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from analysis.live.address import Address
 from analysis.live.state import Ending, LiveState, LiveView
-from analysis.recommendation import ranking
 from analysis.results import locations, studies, summary, verdicts
+from analysis.results.locations import SUMS
 from analysis.results.runs import Run, load_run
 from analysis.results.studies import PartVerdict
 from analysis.results.verdicts import RunVerdict, StudyVerdict
@@ -28,7 +28,7 @@ from loadgen.cli.words import checked_experiment
 from loadgen.drive.load_feed import Past
 from loadgen.run import progress, resumption
 from loadgen.run.jobs import Job, SearchCapacity, SharedService, Site
-from loadgen.run.lifecycle import LAST_WORDS, RunLifecycle
+from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.progress import Emit
 from loadgen.run.run_folder import Folder, RunFolder, created
 from loadgen.search.pacing import longer_at
@@ -38,8 +38,16 @@ from loadgen.studies.matrix_study import MatrixStudy
 Measured = TypeVar("Measured", bound=RunVerdict | StudyVerdict)
 OWN_WORDS = (calibration_probes.KIND, published_ladder.KIND, quality_study.KIND)
 """Kinds of studies whose verb has words of its own."""
-EVIDENCE = ("*.parquet", "*.arrow", LAST_WORDS, ranking.FILE)
-"""Files that say more than the command and the answer on the screen."""
+WITHOUT_EVIDENCE = {
+    "config.yaml",
+    "events.jsonl",
+    "manifest.json",
+    "sweep.json",
+    studies.OTHER,
+    studies.FILE,
+    SUMS,
+}
+"""Files of every folder, which repeat the command and the answer on the screen."""
 NO_RESULT = "The command ended before it had a result; its own screen says why."
 
 
@@ -102,12 +110,13 @@ def _page(arguments: argparse.Namespace) -> Iterator[LiveView | None]:
 def without_failed_start(verdict: Measured) -> Measured:
     """The verdict without its folder if its start failed: nothing was measured, and its name is free again.
 
-    A folder that holds `EVIDENCE` stays.
+    A folder that holds more, as the last words of engines or a prediction, stays.
     """
-    folder = Path(verdict.folder)
     if verdict.exit_code != summary.EXIT_TARGET or not verdict.folder:
         return verdict
-    if any(any(folder.rglob(kind)) for kind in EVIDENCE):
+    folder = Path(verdict.folder)
+    files = {file.name for file in folder.rglob("*") if not file.is_dir()}
+    if not files <= WITHOUT_EVIDENCE:
         return verdict
     shutil.rmtree(folder, ignore_errors=True)
     return replace(verdict, folder="")

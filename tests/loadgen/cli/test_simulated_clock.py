@@ -58,6 +58,15 @@ def test_the_clock_follows_the_load_and_the_cores(
     assert machine.fast(experiment).time_scale == scale
 
 
+@pytest.mark.parametrize(("free", "scale"), [(1.6, 3.0), (0.6, 1.0), (0.0, 1.0)])
+def test_beside_busy_neighbours_the_clock_is_the_real_one(
+    free: float, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "free_cores", lambda: free)
+    fast = machine.with_clock(PLAIN, 3.0)
+    assert machine.beside_neighbours(fast).time_scale == scale
+
+
 def test_only_an_early_late_window_begins_again() -> None:
     assert machine.late_reason([]) == ""
     assert machine.late_reason([LATE]) == "engine_late"
