@@ -195,7 +195,10 @@ def fit(
     usual = float(_shifts(known, math.exp(prior.centre), kernels[:1], allowed, [USUAL])[0])
     centre = prior.centre - usual
     loads = centre + LOAD_GRID
-    belief = _heavy_tailed(loads, centre, prior.sd)[:, None] + _belief_in_columns(len(kernels), limit)
+    # A prior that the windows moved away from was wrong: it is as wide as that.
+    busy = [window.log_work for window in known if window.requests]
+    sd = math.hypot(prior.sd, float(np.median(busy)) - prior.centre) if busy else prior.sd
+    belief = _heavy_tailed(loads, centre, sd)[:, None] + _belief_in_columns(len(kernels), limit)
     belief += np.tile(_floor_evidence(known, limit), len(kernels))
     blocks = _blocks(steady, limit, kernels, centre)
     beyond = sum(

@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from analysis.rows.failures import NEARLY_ALL
 from conf import Experiment
 from conf.specs.experiment import Search
-from loadgen.search.window_plan import MeasuredWindow, Start, overloaded
+from loadgen.search.window_plan import MeasuredWindow, Start, overloaded, share_over
 
 RAMP_SHARE = 1 / 3
 """Largest share of a budget that the ramp takes: without windows there is no answer."""
@@ -41,10 +42,15 @@ def longer_at(rate_qps: float) -> float:
 
 
 def _rate_qps(spec: Search, start: Start, outcomes: Sequence[MeasuredWindow]) -> float:
-    """The rate per node that a search is about: of its last window without an overload, else the guess."""
-    last = [o.plan.rate_qps for o in outcomes if o.plan.kind == "window" and not overloaded(o)]
+    """The rate per node that a search is about: of its last window without an overload, else the lower one of
+    the last window's and the guess. Where nearly all is over a bound no rate may be low enough.
+    """
+    windows = [o for o in outcomes if o.plan.kind == "window" and share_over(o) < NEARLY_ALL]
+    steady = [outcome.plan.rate_qps for outcome in windows if not overloaded(outcome)]
+    if steady:
+        return steady[-1]
     guess = start.prediction_qps if spec.start == "prediction" else start.roofline_qps
-    return last[-1] if last else guess or LEAST_QPS
+    return min([guess or LEAST_QPS, *(outcome.plan.rate_qps for outcome in windows[-1:])])
 
 
 def paced(spec: Search, answer_s: float, longest_s: float) -> Search:

@@ -46,7 +46,8 @@ CLEAN_STEP, MOST_CLEAN_STEP, BELOW_OVERLOAD = 0.05, 0.4, 0.05
 ln distance that is kept below a rate that was overloaded."""
 STEP_UP, STEP_DOWN, MOST_DOWN = 0.10, 0.20, 0.8
 """Largest ln steps above a window that was not clean, and below any; while all missed a bound, the one
-down doubles from the third on, up to `MOST_DOWN`, for nothing is known below all of them."""
+down doubles from the third on, up to `MOST_DOWN`, for nothing is known below all of them; from the second on
+while all were overloaded."""
 MISSED_SHARE = 0.2
 """Share over a bound above which a window missed it, and not by chance."""
 
@@ -70,9 +71,10 @@ def next_rate(begin: FirstWindow, windows: Sequence[MeasuredWindow]) -> tuple[fl
         return higher, f"{reason}, climbing: {clean} in a row kept the bounds"
     if wanted > (most := before * math.exp(MOST_CLEAN_STEP if clean else STEP_UP)):
         return most, f"{reason}, held back to a small step up"
-    missed = _in_a_row(windows, missed_bound)
-    down = min(STEP_DOWN * 2 ** max(0, missed - 2), MOST_DOWN)
-    if missed == len(windows) > 2:
+    missed, beyond = _in_a_row(windows, missed_bound), _in_a_row(windows, overloaded)
+    surely = beyond == len(windows)
+    down = min(STEP_DOWN * 2 ** max(0, missed - (1 if surely else 2)), MOST_DOWN)
+    if missed == len(windows) > (1 if surely else 2):
         return min(wanted, before * math.exp(-down)), f"{reason}, going down: all {missed} missed a bound"
     if wanted < (least := before * math.exp(-STEP_DOWN)):
         return least, f"{reason}, held back to a small step down"
