@@ -193,12 +193,13 @@ def fit(
     kernels = Kernel.all_of(limit, e2e_s, rate_qps)
     # The prior is of the limit rate, the grid of the limit load, which lies above it by the shift.
     usual = float(_shifts(known, math.exp(prior.centre), kernels[:1], allowed, [USUAL])[0])
-    centre = prior.centre - usual
+    busy = [window.log_work for window in known if window.requests and not window.aborted]
+    moved = float(np.median(busy)) - prior.centre if busy else 0.0
+    # A prior that the windows moved away from was wrong: it is as wide as that, and the grid holds both.
+    centre = prior.centre - usual + moved / 2
     loads = centre + LOAD_GRID
-    # A prior that the windows moved away from was wrong: it is as wide as that.
-    busy = [window.log_work for window in known if window.requests]
-    sd = math.hypot(prior.sd, float(np.median(busy)) - prior.centre) if busy else prior.sd
-    belief = _heavy_tailed(loads, centre, sd)[:, None] + _belief_in_columns(len(kernels), limit)
+    belief = _heavy_tailed(loads, prior.centre - usual, math.hypot(prior.sd, moved))[:, None]
+    belief = belief + _belief_in_columns(len(kernels), limit)
     belief += np.tile(_floor_evidence(known, limit), len(kernels))
     blocks = _blocks(steady, limit, kernels, centre)
     beyond = sum(

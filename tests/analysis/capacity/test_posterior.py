@@ -234,6 +234,14 @@ def test_the_prior_may_be_wrong_by_a_factor_of_four():
         assert capacity.low < 7.0 < capacity.high
 
 
+def test_a_prior_that_the_windows_moved_away_from_does_not_pull_the_estimate_back():
+    """Hundred requests each say little, but all windows are at a third of the prior."""
+    seen = on_the_curve(3.0, 25, [2.8, 2.9, 3.0, 3.1], requests=100)
+    right, wrong = (posterior(seen, Prior(math.log(qps))) for qps in (3.0, 9.0))
+    assert wrong.qps_per_node == pytest.approx(right.qps_per_node, rel=0.04)
+    assert wrong.high < 2 * right.high
+
+
 def test_population_shift_solves_its_equation():
     """Loads are the counts of a Poisson process with mean 150, met by as many requests as they hold."""
     slopes = np.array([10.0, 20.0, 40.0])

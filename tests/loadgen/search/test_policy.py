@@ -12,6 +12,7 @@ from conf import load
 from conf.specs.bounds import allowed_over
 from conf.specs.experiment import Search, Slo
 from loadgen.search import policy
+from loadgen.search.pacing import fitted
 from loadgen.search.policy import MOST_ABOVE
 from loadgen.search.window_plan import MeasuredWindow, Start, Stop, bad_step, should_abort
 from tests.support.search.search_windows import limit_count, window, window_of
@@ -263,21 +264,36 @@ def after_windows(*events, rate_qps=4.0, start=None):
     return policy.next_window(LOW, start, outcomes, 0.0)
 
 
-FORESEEN = Start(prediction_qps=8.0)
+FORESEEN, FAR = Start(prediction_qps=8.0), Start(prediction_qps=0.8)
 
 
 def test_a_step_up_is_small_unless_the_bound_was_kept():
     raised = after_windows({"over": 0})
     assert raised.rate_qps == pytest.approx(4 * math.exp(0.4))
     assert "small step up" in raised.reason and raised.transition_s == 15.0
-    missed = after_windows({"over": 40}, start=Start(prediction_qps=20.0))
-    assert missed.rate_qps == pytest.approx(4 * math.exp(0.1))
+    first = policy.next_window(LOW, FORESEEN, [], 0.0)
+    at = (8.0, {"over": 15}), (8.0, {"over": 15}), (4.0, {"over": 40})
+    outcomes = [done(replace(first, index=i, rate_qps=qps), **event) for i, (qps, event) in enumerate(at)]
+    missed = policy.next_window(LOW, FORESEEN, outcomes, 0.0)
+    assert missed.rate_qps == pytest.approx(4 * math.exp(0.1)) and "small step up" in missed.reason
 
 
 def test_a_step_down_is_never_a_plunge():
     lowered = after_windows({"over": 280}, rate_qps=12.0)
     assert lowered.rate_qps == pytest.approx(12 * math.exp(-0.2))
     assert "small step down" in lowered.reason
+
+
+def test_overloads_alone_are_left_ever_faster_and_the_budget_follows_the_rate():
+    lowered = after_windows({"over": 200}, {"over": 200}, rate_qps=12.0)
+    assert lowered.rate_qps <= 12 * math.exp(-0.4) * 1.0001 and "all 2 missed" in lowered.reason
+    slow = replace(QUICK, start="prediction")
+    seen = [done(replace(policy.next_window(slow, FAR, [], 0.0), rate_qps=0.25), over=200)]
+    assert fitted(slow, FAR, []).budget_s == pytest.approx(QUICK.budget_s / 0.8)
+    assert fitted(slow, FAR, seen).budget_s == pytest.approx(QUICK.budget_s * 4)
+    assert fitted(slow, FAR, [replace(seen[0], counts=done(seen[0].plan, over=300).counts)]).budget_s == (
+        fitted(slow, FAR, []).budget_s
+    )
 
 
 def test_clean_windows_are_climbed_ever_faster_but_never_to_what_was_hot():
