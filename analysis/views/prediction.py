@@ -105,7 +105,9 @@ def _forecast_facts(verdict: PredictionVerdict, forecast: RateForecast) -> Itera
         latencies if forecast.requests else "unknown: no request came in the simulated time",
     )
     if experiment.nodes > 1:
-        yield "service", f"{rate * experiment.nodes:.6g} QPS of {experiment.nodes} nodes"
+        own = experiment.routing == "per_node"
+        alone = ", each with arrivals of its own: one was simulated for all" if own else ""
+        yield "service", f"{rate * experiment.nodes:.6g} QPS of {experiment.nodes} nodes{alone}"
     used = f"KV cache {_percent(forecast.kv_used)} in use, MFU {_percent(forecast.mfu)}"
     yield "per node", f"{_throughput(forecast)}, {used}"
     if forecast.prefill_busy is not None:
@@ -122,13 +124,15 @@ def _forecast_facts(verdict: PredictionVerdict, forecast: RateForecast) -> Itera
 
 def _throughput(forecast: RateForecast) -> str:
     n_in, hit = forecast.input_tokens_per_s_per_node, forecast.cached_share_of_input
-    n_out = forecast.output_tokens_per_s_per_node
+    n_out, images = forecast.output_tokens_per_s_per_node, forecast.image_tokens_per_s_per_node
     if n_in is None or n_out is None or hit is None:
         return "tokens and requests in flight unknown"
     in_flight = "requests in flight unknown (overload: the queue grows)"
     if forecast.in_flight_per_node is not None:
         in_flight = f"{forecast.in_flight_per_node:.1f} requests in flight"
-    return f"{n_in:.0f} input ({100 * hit:.0f} % cached) and {n_out:.0f} output tok/s, {in_flight}"
+    # A throughput with image tokens compares with none without.
+    apart = f" (of these {images:.0f} image tokens)" if images else ""
+    return f"{n_in:.0f} input{apart} ({100 * hit:.0f} % cached) and {n_out:.0f} output tok/s, {in_flight}"
 
 
 def _session_facts(
@@ -144,8 +148,10 @@ def _session_facts(
         f"{hit}, {'unknown' if met is None else f'{met:.2f}'} replicas per session, busiest replica"
         f" {number(forecast.max_over_mean_share, 3)} of the mean{waits}",
     )
-    memory = f"{forecast.sessions_over_kv:.2f} of its KV cache"
-    yield "sessions in memory", f"{forecast.sessions_per_node:.0f} per node at a time want {memory}"
+    memory = f"{forecast.sessions_per_node:.0f} per node at a time want {forecast.sessions_over_kv:.2f}"
+    nodes = f"{forecast.simulated_nodes} of {experiment.nodes} nodes simulated"
+    filled = f"after {forecast.fill_s:.0f} s that filled their caches"
+    yield "sessions in memory", f"{memory} of its KV cache; {nodes}, {filled}"
 
 
 def _evidence(forecast: RateForecast) -> Iterator[Fact]:
@@ -158,7 +164,9 @@ def _evidence(forecast: RateForecast) -> Iterator[Fact]:
     if drawn and not drawn.constants_sampled:
         yield "interval", "Monte Carlo noise alone; no constant of this model and hardware has an interval"
     elif drawn and drawn.draws:
-        yield "interval", f"{drawn.draws} draws of {len(drawn.constants_sampled)} uncertain constants"
+        beyond = forecast.of_capacity.open_draws if forecast.of_capacity else 0
+        ends = f", {beyond} of them beyond an end of the search" if beyond else ""
+        yield "interval", f"{drawn.draws} draws of {len(drawn.constants_sampled)} uncertain constants{ends}"
     if overload and overload.overloaded_draws:
         yield "overload", f"the queue grows without end in {overload.overloaded_draws} of the draws"
 
@@ -239,12 +247,14 @@ def _sensitivity(rows: Sequence[predictions.SensitivityRow]) -> Table:
 
 
 def grid_text(grid: GridVerdict) -> str:
-    """A line per cell, and the constants of the first answer."""
+    """A line per cell, and the constants of the first answer, with a note where other cells differ."""
     lines = table_lines(_grid_table(grid))
     predicted = [cell.prediction for cell in grid.cells if cell.prediction]
-    bases = (dict(constants_facts(prediction)) for prediction in predicted)
-    first = next((basis for basis in bases if basis), {})
-    lines += [f"{name}: {value}" for name, value in first.items()]
+    bases = [basis for prediction in predicted if (basis := dict(constants_facts(prediction)))]
+    for name, value in bases[0].items() if bases else ():
+        kinds = len({basis.get(name) for basis in bases})
+        note = f" (first cell; {kinds} kinds of cells, all in --json)" if kinds > 1 else ""
+        lines.append(f"{name}: {value}{note}")
     return "\n".join(lines)
 
 
