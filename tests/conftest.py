@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # With the default thresholds the collector would walk through all that the tests import hundreds of times.
 gc.set_threshold(100_000)
+# A run in the background ignores Ctrl-C, and so would the commands that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
