@@ -40,7 +40,7 @@ SHARED = [
     "workload=chat_5600_140_varied",
     "engine.step_noise_cv=0.04",
     "fleet.warmup_requests=4",
-    "seed=2",
+    "seed=1",
 ]
 ASKED = load(SHARED)
 FASTER, RATIO = 1.08, 1.109
@@ -150,7 +150,7 @@ def test_each_service_is_deployed_once_and_the_ratio_on_common_requests_is_right
     assert json.loads((path / "study.json").read_text())["cells"] == tree["cells"]
     # Common are the arrivals; the engines' noise and the windows that a cell has besides are not.
     seeds = {load(base=path / name / "config.yaml").seed for name in rows}
-    assert len(seeds) == 4 and 2 in seeds
+    assert len(seeds) == 4 and 1 in seeds
     text = concluded(path).splitlines()
     assert text[0] == "SIMULATED, VALID  4 of 4 cells have a capacity"
     heads = ["cell", "engine.max_num_seqs", "slo.tpot_p90_ms"]
