@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.capacity.kernel import Kernel, log_loads
+from analysis.capacity.rate_shift import logistic, population_shift
 from analysis.capacity.window_counts import WindowCounts
 from analysis.stats.dispersion import Dispersion, overdispersion, rarity
 from analysis.stats.quantiles import Floats
@@ -80,12 +81,8 @@ LONG_E2E_S = 15.0
 neighbouring blocks are taken as one and more overdispersion is believed beforehand. With answers of 60 s on a
 server that slows as it fills, 24 minutes around the capacity cover in 23 of 24 runs, without it in 19."""
 E2E_UNKNOWN_S = 10.0
-SHIFT_RANGE = (-1.5, 0.05)
-LEAST_LOAD = 0.02
-HALVINGS, LEAST_SHARE, LEAST_MASS = 18, 1e-12, 1e-9
-"""Halvings of the shift's range: to 6e-6, far within any interval; a share and a mass as good as none."""
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
-_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+LEAST_SHARE, LEAST_MASS = 1e-12, 1e-9
+"""A share and a mass as good as none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +163,13 @@ class _Blocks:
         expected: Floats = np.exp(table[column, SPAN + self.step - (place - REACH)])
         return expected
 
+    def dispersion(self, place: int, column: int, longer: float) -> Dispersion | None:
+        """The dispersion of the counts around what a cell expects; None where no request is over."""
+        if not self.over.any():
+            return None
+        rare = rarity(self.allowed)
+        return overdispersion(self.over, self.determined, self.share(place, column), longer, rare)
+
     def constant(self) -> float:
         """Log-likelihood of the likeliest share of at most `FLAT` of what is allowed, at any load."""
         over, determined = float(self.over.sum()), float(self.determined.sum())
@@ -193,14 +197,12 @@ def fit(
     kernels = Kernel.all_of(limit, e2e_s, rate_qps)
     # The prior is of the limit rate, the grid of the limit load, which lies above it by the shift.
     usual = float(_shifts(known, math.exp(prior.centre), kernels[:1], allowed, [USUAL])[0])
-    busy = [window.log_work for window in known if window.requests and not window.aborted]
-    moved = float(np.median(busy)) - prior.centre if busy else 0.0
     # A prior that the windows moved away from was wrong: it is as wide as that, and the grid holds both.
+    moved = _moved(known, prior)
     centre = prior.centre - usual + moved / 2
     loads = centre + LOAD_GRID
-    belief = _heavy_tailed(loads, prior.centre - usual, math.hypot(prior.sd, moved))[:, None]
-    belief = belief + _belief_in_columns(len(kernels), limit)
-    belief += np.tile(_floor_evidence(known, limit), len(kernels))
+    belief = _belief_in_columns(len(kernels), limit) + np.tile(_floor_evidence(known, limit), len(kernels))
+    belief = belief + _heavy_tailed(loads, prior.centre - usual, math.hypot(prior.sd, moved))[:, None]
     blocks = _blocks(steady, limit, kernels, centre)
     beyond = sum(
         (_overload_evidence(window, limit, centre) for window in overloaded), np.zeros((1, len(SLOPES)))
@@ -210,11 +212,9 @@ def fit(
     unexplained = dispersion or Dispersion.unknown(blocks[0].determined, longer, rarity(allowed))
     i, j = np.unravel_index(np.argmax(belief + (evidence + beyond) / unexplained.inflation), belief.shape)
     edge = int(i == len(loads) - 1) - int(i == 0)
-    best = blocks[j // len(SLOPES)]
-    expected = best.share(int(i), int(j) % len(SLOPES))
-    if len(steady) >= LEAST_DISPERSION_WINDOWS and best.over.any():
-        found = overdispersion(best.over, best.determined, expected, longer, rarity(allowed))
-        unexplained = found or unexplained
+    if len(steady) >= LEAST_DISPERSION_WINDOWS:
+        best = blocks[j // len(SLOPES)]
+        unexplained = best.dispersion(int(i), int(j) % len(SLOPES), longer) or unexplained
     deviance = 2 * (evidence.max() - evidence) / unexplained.inflation
     freedom = unexplained.freedom
     # What an overload says is not of the counts, whose dispersion is uncertain.
@@ -242,27 +242,10 @@ def fit(
     )
 
 
-def population_shift(
-    slopes: Floats, load_var: float, arrivals_var: float, allowed: Floats | float = 0.1
-) -> Floats:
-    """Shift d from the limit load to the limit rate, per slope: the share is a mean over loads as requests
-    meet them.
-
-    Solves E of logistic(logit a + slope (d + ln L)) = a, the share that is `allowed`, by bisection. L has
-    variance `load_var` and the skewness of a Poisson count; its mean is 1 + `arrivals_var`, the variance that
-    arrivals alone cause, for a load meets the more requests the more of them it is made of.
-    """
-    deviation = math.sqrt(load_var) * _NODES + load_var * (_NODES**2 - 1) / 6
-    loads = np.log(np.maximum(1 + arrivals_var + deviation, LEAST_LOAD))
-    odds = np.log(allowed / (1 - np.asarray(allowed)))[..., None] + slopes[:, None] * loads
-    low, high = (np.full(len(slopes), end) for end in SHIFT_RANGE)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        # A sum and no matrix product: the threads of a BLAS cost more than they do, and the sends their core.
-        share = (_logistic(odds + (slopes * middle)[:, None]) * _WEIGHTS).sum(axis=1)
-        low, high = np.where(share < allowed, middle, low), np.where(share < allowed, high, middle)
-    shift: Floats = (low + high) / 2
-    return shift
+def _moved(windows: Sequence[WindowCounts], prior: Prior) -> float:
+    """ln distance from the prior to the median load of the windows that were not ended early."""
+    loads = [window.log_work for window in windows if window.requests and not window.aborted]
+    return float(np.median(loads)) - prior.centre if loads else 0.0
 
 
 def _shifts(
@@ -347,7 +330,7 @@ def _log_shares(allowed: float) -> tuple[Floats, Floats]:
     rise, floor = _rise(allowed)[:, None], _floors(allowed)[:, None]
     odds = np.log(rise / (1 - rise)) + SLOPES[:, None] * STEP * np.arange(-SPAN, SPAN + 1)
     over = np.where(
-        floor > 0, np.log(np.maximum(floor + (1 - floor) * _logistic(odds), LEAST_SHARE)), -_softplus(-odds)
+        floor > 0, np.log(np.maximum(floor + (1 - floor) * logistic(odds), LEAST_SHARE)), -_softplus(-odds)
     )
     return over, np.log1p(-floor) - _softplus(odds)
 
@@ -399,8 +382,3 @@ def _heavy_tailed(at: Floats, centre: float, sd: float) -> Floats:
 def _softplus(x: Floats) -> Floats:
     """ln(1 + e^x), without overflow and faster than logaddexp."""
     return np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
-
-
-def _logistic(x: Floats) -> Floats:
-    share: Floats = 0.5 + 0.5 * np.tanh(x / 2)
-    return share

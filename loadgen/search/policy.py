@@ -71,10 +71,9 @@ def next_rate(begin: FirstWindow, windows: Sequence[MeasuredWindow]) -> tuple[fl
         return higher, f"{reason}, climbing: {clean} in a row kept the bounds"
     if wanted > (most := before * math.exp(MOST_CLEAN_STEP if clean else STEP_UP)):
         return most, f"{reason}, held back to a small step up"
-    missed, beyond = _in_a_row(windows, missed_bound), _in_a_row(windows, overloaded)
-    surely = beyond == len(windows)
-    down = min(STEP_DOWN * 2 ** max(0, missed - (1 if surely else 2)), MOST_DOWN)
-    if missed == len(windows) > (1 if surely else 2):
+    missed, chances = _in_a_row(windows, missed_bound), 1 if all(map(overloaded, windows)) else 2
+    down = min(STEP_DOWN * 2 ** max(0, missed - chances), MOST_DOWN)
+    if missed == len(windows) > chances:
         return min(wanted, before * math.exp(-down)), f"{reason}, going down: all {missed} missed a bound"
     if wanted < (least := before * math.exp(-STEP_DOWN)):
         return least, f"{reason}, held back to a small step down"
