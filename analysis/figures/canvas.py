@@ -216,7 +216,7 @@ def latency_axis(ax: Axes, values: Iterable[float | None], bound_ms: float | Non
     ax.set_ylim(min(ends) / 1.6, high)
     log_axis(ax, "y")
     if bound_ms is not None:
-        bound(ax, bound_ms, f"bound{of} {bound_ms:,.4g} ms")
+        bound(ax, bound_ms, f"bound{of} {bound_ms:,.10g} ms")
     return high / 1.12
 
 

@@ -156,9 +156,11 @@ def pooled_rows(subject: StudyOrRuns) -> list[CapacityRow]:
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Names of the folders, and their paths where two are the same."""
+    """Names of the folders, with that of the folder above where two are the same."""
     names = [run.name for run in runs]
-    return [run.name if names.count(run.name) == 1 else str(run.path) for run in runs]
+    return [
+        run.name if names.count(run.name) == 1 else "/".join(run.path.resolve().parts[-2:]) for run in runs
+    ]
 
 
 def _from_part(part: PartRow | MatrixCell) -> CapacityRow:

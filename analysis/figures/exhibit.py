@@ -63,14 +63,12 @@ class Exhibit(ABC):
         return pa.Table.from_pylist(list(self.rows))
 
     def alt(self) -> str:
-        """What is seen, in a sentence with numbers."""
-        ranges = "; ".join(f"{self._range(column)} {words}" for column, words in self.shown.items())
-        return f"{canvas.counted(len(self.rows), self.noun)}: {ranges}."
-
-    def _range(self, column: str) -> str:
-        known = [row[column] for row in self.rows if row[column] is not None]
-        ends = dict.fromkeys(number(end, 3) for end in (min(known), max(known))) if known else (UNKNOWN,)
-        return " to ".join(ends)
+        """What is seen, in a sentence with numbers; a void window is counted and says nothing else."""
+        valid = [row for row in self.rows if not (row.get("outcome") == VOID or row.get("valid") is False)]
+        void = len(self.rows) - len(valid)
+        apart = f" Void and not counted: {void}." if void else ""
+        ranges = "; ".join(f"{_range(valid, column)} {words}" for column, words in self.shown.items())
+        return f"{canvas.counted(len(valid), self.noun)}: {ranges}.{apart}"
 
     def figure(self) -> Figure:
         """The figure for a notebook."""
@@ -82,6 +80,12 @@ class Exhibit(ABC):
         `name`, by default the exhibit's own, tells it from others on a page.
         """
         return canvas.svg(self.draw, self.height_in, name or self.name, width_in)
+
+
+def _range(rows: Sequence[Row], column: str) -> str:
+    known = [row[column] for row in rows if row[column] is not None]
+    ends = dict.fromkeys(number(end, 3) for end in (min(known), max(known))) if known else (UNKNOWN,)
+    return " to ".join(ends)
 
 
 def plot_of(exhibit: type[Exhibit]) -> Callable[[Any], Figure]:
@@ -99,7 +103,9 @@ FAILURE = "status", "error_kind", "http_status"
 COLUMNS = tuple(
     dict.fromkeys(("due_ns", "window_index", "phase", "end_offset_ns", *metrics.NEEDED, *FAILURE, "error"))
 )
-"""Columns of a request that figures and tables are made of."""
+"""Columns of a request that figures are made of."""
+REPORTED = (*COLUMNS, "itl_us")
+"""Those of a report, whose tables have gaps too: most bytes of a row."""
 LATENCIES = {"ttft": metrics.ttft, "tpot": metrics.tpot}
 WORDS = {
     PASS: "within the bounds",
@@ -215,9 +221,10 @@ class WindowRows:
 
 @dataclass(frozen=True)
 class RunData:
-    """A run as its figures read it, every file once."""
+    """A run as its figures read it, every file once, with these `columns` of its requests."""
 
     run: Run
+    columns: Sequence[str] = COLUMNS
 
     @cached_property
     def all_lines(self) -> list[WindowRow]:
@@ -236,7 +243,7 @@ class RunData:
     @cached_property
     def requests(self) -> pa.Table:
         """Every planned request by due time. Raises NoData for a run without requests."""
-        rows = self.run.requests(columns=COLUMNS)
+        rows = self.run.requests(columns=self.columns)
         if not rows.num_rows:
             raise NoData("the run has no requests")
         return rows

@@ -64,7 +64,11 @@ class Latency(Exhibit):
 
     def alt(self) -> str:
         """The range of the p90s, the bounds, and the capacity."""
-        return f"{super().alt()} Bounds: {self.data.bounds.text}. {self.data.capacity.sentence}"
+        text = f"{super().alt()} Bounds: {self.data.bounds.text}. {self.data.capacity.sentence}"
+        highest = max((window.load for window in self.data.windows if not window.void), default=math.inf)
+        if (closed := self.data.capacity.closed) and (closed.high or 0.0) > highest:
+            text += " The interval ends beyond the highest load that arrived: there it is the model's."
+        return text
 
     def _draw_quantiles(self, ax: Axes, limit: Limit) -> None:
         """Curves of the windows that are not void, and every p90; the infinite stands at the upper edge."""
@@ -236,4 +240,4 @@ def _draw_curves(ax: Axes, limit: Limit, windows: Sequence[WindowRows], bound_ms
     ax.axvline(bound_ms, **canvas.LIMIT)
     ax.axhline(QUANTILE, color=canvas.PALE, linewidth=0.8, linestyle=":")
     beside: Look = {"ha": "right", "xytext": (-3, 3), "rotation": 90, "va": "bottom"}
-    canvas.note(ax, bound_ms, 0.02, f"bound {bound_ms:,.4g} ms", **beside)
+    canvas.note(ax, bound_ms, 0.02, f"bound {bound_ms:,.10g} ms", **beside)

@@ -204,6 +204,6 @@ def _draw_gate(ax: Axes, gate_ms: float) -> None:
     corner: Look = {"facecolor": "none", "edgecolor": canvas.VERMILLION, "hatch": "///", "linewidth": 0}
     ax.fill_between([gate_ms, right], TAIL, 1, **corner, alpha=0.45)
     ax.plot([gate_ms, gate_ms, right], [1, TAIL, TAIL], **canvas.LIMIT)
-    text = f"gate: at most 1 % later than {gate_ms:,.4g} ms"
+    text = f"gate: at most 1 % later than {gate_ms:,.10g} ms"
     canvas.note(ax, right, TAIL, text, ha="right", va="top", xytext=(-2, -3))
     canvas.label(ax, "send lag behind the planned time (ms)", "share of sends later")

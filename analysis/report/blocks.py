@@ -117,8 +117,14 @@ def moment(stamp: str | None) -> str:
         return one_line(stamp, MOST_LETTERS)
 
 
+MOST_ACROSS = 6
+"""Most columns of runs side by side; more fit the page better as rows (our choice)."""
+
+
 def across(table: Table) -> Table:
     """The table turned: a column for each row, so that few rows with many columns fit a page."""
+    if len(table.rows) > MOST_ACROSS:
+        return table
     heads, *rows = zip(table.heads, *table.rows, strict=True)
     return Table(table.title, tuple(map(str, heads)), tuple(rows))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from analysis.figures.comparison import Comparison, Nodes
-from analysis.figures.exhibit import RunData
+from analysis.figures.exhibit import REPORTED, RunData
 from analysis.figures.service import Scaling
 from analysis.planning.plan import NoPlan, Plan
 from analysis.report import blocks, provenance, sections
@@ -28,6 +28,28 @@ from conf.compose import UNKNOWN
 TRUST = "May the number be believed?"
 MOST_DRAWN = 8
 """Runs on one page whose figures are drawn, so that it stays near 1 MB (our choice)."""
+CAPACITIES = {
+    "run": "run",
+    "verdict": "verdict",
+    "estimate_qps_per_node": "capacity, QPS per node",
+    "low_qps_per_node": "95 % interval from",
+    "high_qps_per_node": "to",
+    "certified_qps_per_node": "certified QPS per node",
+    "interval_of": "interval and certified are of",
+    "binding": "limited by",
+    "layout": "layout",
+    "workload": "workload",
+    "tokens": "lengths",
+    "nodes": "nodes",
+    "engine": "engine",
+    "model": "model",
+    "routing": "routing",
+    "bound_ttft_p90_ms": "bound on p90 TTFT, ms",
+    "bound_tpot_p90_ms": "bound on p90 TPOT, ms",
+    "windows_used": "windows that count",
+    "requests": "requests",
+}
+"""Columns of `tables.capacity_table` with the answer first, and their words."""
 POOLED_OR_COMPARED = ("deployments", "repeats", "compare", MATRIX)
 """Studies with a figure over all parts."""
 RATES = "Every rate in QPS per node, latencies in ms, tokens/s per node (windows.parquet)"
@@ -36,10 +58,10 @@ PURPOSE = "How much was seen, and every check with its worst figure."
 
 def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
-    verdict, claim, experiment, data = run.verdict, _answer(run), _asked(run), RunData(run)
+    verdict, claim, experiment, data = run.verdict, _answer(run), _asked(run), RunData(run, REPORTED)
     shown = [*blocks.figure_sections(data), sections.errors(data)]
     every_rate = [rates.table(verdict.windows, verdict.experiment.slo)] if verdict and verdict.windows else []
-    tables = *(replace(table, title=RATES) for table in every_rate), sections.percentiles(run)
+    tables = *(replace(table, title=RATES) for table in every_rate), *sections.percentiles(data)
     main = [replace(section, blocks=(*section.blocks, *tables)) for section in shown[:1]]
     shown += sections.power_sections(verdict.power if verdict else None)
     trust = Section("trust", TRUST, PURPOSE, _checks(verdict))
@@ -75,8 +97,13 @@ def of_study(study: Study, out: Path) -> Page:
 def of_runs(runs: Sequence[Run]) -> Page:
     """The page of several runs: capacities in one table, then the main figures of each."""
     title = "Capacity of each run, as far as one is claimed"
-    capacities = blocks.across(blocks.arrow_table(title, tables.capacity_table(runs), "not claimed"))
-    shown = capacities, *(figure_block(exhibit, runs) for exhibit in (Comparison, Scaling))
+    capacities = (
+        tables.capacity_table(runs).select(list(CAPACITIES)).rename_columns(list(CAPACITIES.values()))
+    )
+    shown = (
+        blocks.across(blocks.arrow_table(title, capacities, "not claimed")),
+        *(figure_block(exhibit, runs) for exhibit in (Comparison, Scaling)),
+    )
     claims = "What each run claims; a run that is void or did not end claims nothing."
     body = [
         Section("capacities", "Capacities", claims, shown),
@@ -95,7 +122,11 @@ def _beside(runs: Sequence[Run]) -> list[Section]:
     for place, run in enumerate(runs):
         known = run.verdict.checks if run.verdict else None
         trust = [tuple(answers.checks_facts(known))] if known else []
-        drawn = blocks.main_figures(RunData(run), f"{place}-") if place < MOST_DRAWN else []
+        drawn: list[Block] = [
+            Missing("Figures", "left out to keep this page small; each run has its own report")
+        ]
+        if place < MOST_DRAWN:
+            drawn = blocks.main_figures(RunData(run), f"{place}-")
         shown = (_answer(run), *trust, *drawn, *provenance.brief(run))
         body.append(Section(f"run-{place}", f"Run {run.name}", _subtitle(run, _asked(run)), shown))
     return body

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import ArrowException
@@ -11,20 +12,19 @@ from pyarrow import ArrowException
 from analysis.capacity.checks import MEANINGS
 from analysis.capacity.rules import Check
 from analysis.figures.comparison import GateIntervals, GatePositions
-from analysis.figures.exhibit import FAILURE, NoData, RunData
+from analysis.figures.exhibit import FAILURE, NoData, RunData, WindowRows
 from analysis.quality import answer_file, gate
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateVerdict
 from analysis.report.blocks import Block, Definitions, Missing, Section, arrow_table, figure, figure_block
-from analysis.results import tables
 from analysis.results.energy import WHOLE, PowerFigures, WindowEnergy
 from analysis.results.experiment_facts import ExperimentFacts
 from analysis.results.figures import CapacityFigures
-from analysis.results.runs import Run
 from analysis.results.studies import Study
 from analysis.rows import metrics, records
 from analysis.rows.metrics import METRICS
-from analysis.stats.estimate import UNKNOWN
+from analysis.stats.estimate import UNKNOWN, number
+from analysis.stats.quantiles import quantile
 from analysis.views import answers
 from analysis.views import study as view
 from analysis.views.shown import Table
@@ -52,18 +52,30 @@ SHOWN_METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL, gaps pooled", "e2e
 SHARES = (0.5, 0.9, 0.95, 0.99)
 
 
-def percentiles(run: Run) -> Table:
-    """Percentiles of every latency in each window, folded."""
-    rows = run.requests(phase="window")
-    lines = []
-    for name, words in SHOWN_METRICS.items():
-        for line in tables.percentiles_of(rows, name, SHARES).to_pylist():
-            window, count, failed, *ends = line.values()
-            lines.append((window, words, count, failed, *map(figure, ends)))
-    heads = "window", "latency", "known", "failed", *(f"p{100 * share:g}" for share in SHARES)
-    ordered = sorted(lines, key=lambda line: line[0])
-    cells = tuple(tuple(map(str, line)) for line in ordered)
-    return Table("Percentiles of every window in ms", heads, cells, folded=True)
+def percentiles(data: RunData) -> list[Table]:
+    """Percentiles of every latency in each window, folded; none for a run without requests.
+
+    The throughput is that of the answers due in the window, over its length.
+    """
+    try:
+        rows = tuple(line for window in data.windows for line in _percentile_lines(window))
+    except NoData:
+        return []
+    heads = "window", "nominal rate", "latency", *(f"p{100 * share:g}" for share in SHARES)
+    return [Table("Percentiles of every window in ms", heads, rows, folded=True)]
+
+
+def _percentile_lines(window: WindowRows) -> Iterator[tuple[str, ...]]:
+    void = ", void" if window.void else ""
+    head = f"{window.line['kind']} {window.line['index']}{void}", f"{number(window.rate)} QPS per node"
+    for metric in METRICS:
+        if metric.name in SHOWN_METRICS:
+            values = metric.of(window.rows)
+            values = values[~np.isnan(values)]
+            ends = (figure(quantile(values, share)) if len(values) else UNKNOWN for share in SHARES)
+            yield *head, SHOWN_METRICS[metric.name], *ends
+    tokens = float(np.nansum(metrics.numbers(window.rows, "output_tokens")))
+    yield *head, f"throughput {figure(tokens / window.window.seconds)} output tokens/s", *[""] * len(SHARES)
 
 
 MOST_ROWS, MESSAGE_CHARACTERS = 30, 400

@@ -187,8 +187,8 @@ def _replay_facts(replay: ReplayForecast, experiment: ExperimentFacts) -> Iterat
     )
     chance = "arrivals and lengths are given, so that no other seed is part of the intervals"
     if ends := replay.other_seeds:
-        there = f"{_ends(ends['ttft_ms.p90'])} ms (95 %), which is part of the intervals"
-        chance = f"with another seed p90 TTFT lies in {there}"
+        there = f"{_ends(ends['ttft_ms.p90'])} ms (95 %, {replay.seeds} were tried)"
+        chance = f"with another seed p90 TTFT lies in {there}, which is part of the intervals"
     yield "chance", chance
     drawn = f"{replay.draws} draws of {len(replay.constants_sampled)} uncertain constants"
     yield "interval", drawn if replay.draws else "no constant is uncertain"

@@ -29,7 +29,7 @@ WITHOUT_CAPACITY = ("recipe", "quality")
 PART_HEADS = (
     *("QPS per node", "95 % interval", "certified", "limited by", "ratio", "how", "seed", "result"),
 )
-NO_RESULT = "refused", "no result ("
+NO_RESULT = "refused", "no result (", "open ("
 NO_SIGN = "Divergence has no sign: it says that answers differ, and A decides what is right."
 ANSWERS = {
     "SAME": "B answers as A does, within the margins",
@@ -132,6 +132,8 @@ def _row(part: PartRow | MatrixCell | None, axes: Sequence[str], recorded: Seque
     if cell and cell.ratio:
         ratio = "1" if cell.ratio.how == REFERENCE else span(cell.ratio.estimate), cell.ratio.how
     result = f"valid (SIMULATED, {part.simulated})" if part.simulated else "valid"
+    if part.exit_code:
+        result = f"open (exit {part.exit_code}): {part.reason}".removesuffix(": ")
     return *at, *capacity, label(part.binding) if part.binding else UNKNOWN, *ratio, seed, result
 
 
@@ -147,7 +149,10 @@ def notes(study: StudyVerdict) -> list[str]:
         lines.append(f"{over}, each with a 95 % interval of sampling noise alone")
         lines.append("each service was deployed once: how far deployments differ is in no interval")
     if PAIRED in ratios:
-        lines.append("paired: got the same arrivals and lengths, scaled in time (common random numbers)")
+        paired = ((cell.name, cell.ratio) for cell in study.cells or () if cell.ratio)
+        pairs = ", ".join(f"{name} {ratio.pairs}" for name, ratio in paired if ratio.how == PAIRED)
+        alike = "got the same arrivals and lengths, scaled in time (common random numbers)"
+        lines.append(f"paired: {alike}; pairs of windows: {pairs}")
     return lines + [f"unpaired, {', '.join(names)}: {why}" for why, names in reasons.items()]
 
 
