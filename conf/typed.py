@@ -144,7 +144,8 @@ def wrong(root: Fields, key: str, value: Any) -> str:
         wanted = "finite, " + wanted
     elif limits and fits(kind, value):
         wanted, limits = "", limits.removeprefix(" of").removeprefix(" from").lstrip()
-    is_whole = not isinstance(value, Mapping | list) and key not in SAMPLES
+    is_group = fields_of(kind) is not None or get_origin(kind) is dict
+    is_whole = not (is_group or isinstance(value, Mapping | list) or key in SAMPLES)
     is_shown = is_whole and not (key.startswith(OPEN) or SECRET_SETTING.search(key))
     said = f"{key}={shown(value)}" if is_shown else key
     return f"{said} must be {wanted}{limits}{hint(_near(kind, key, value))}"

@@ -86,6 +86,8 @@ def _bound(bound: Any) -> str:
     if not isinstance(bound, dict) or set(bound) != {"metric", "quantile", "ms"}:
         raise ConfigError(f"{LIST}: each bound has metric, quantile and ms: {SAMPLE}")
     metric, quantile, ms = (bound[name] for name in ("metric", "quantile", "ms"))
+    if metric not in list(METRICS) or ms is None:
+        raise ConfigError(f"{LIST}: metric is one of {', '.join(METRICS)}, and ms is a number")
     try:
         return f"slo.{column(limit_of(metric, quantile))}={json.dumps(ms)}"
     except (TypeError, ValueError) as error:

@@ -264,11 +264,14 @@ def _aiperf(lines: Sequence[Tree], path: Path) -> Foreign:
     return Foreign(path, AIPERF, version, requests, False, offered, own, tuple(notes))
 
 
+AIPERF_PHASES = {"profiling": WINDOW, "warmup": WARMUP}
+
+
 def _aiperf_row(line: Tree) -> Row:
     meta = line["metadata"]
     start = int(meta["request_start_ns"])
     return _aiperf_outcome(line) | {
-        "phase": WINDOW if meta["benchmark_phase"] == "profiling" else WARMUP,
+        "phase": AIPERF_PHASES[meta["benchmark_phase"]],
         "turn": meta.get("turn_index") or 0,
         "due_ns": start,
         "scheduled_at": datetime.fromtimestamp(start / NS_PER_S, UTC),

@@ -105,7 +105,7 @@ class _Metrics(Collector):
         for name, help_, field, divisor in BOUNDED:
             family = GaugeMetricFamily(f"maxqps_{name}", help_, labels=(*LABELS, "bound"))
             for key in names:
-                if (value := getattr(latencies[key], field)) is not None:
+                if (value := getattr(latencies[key], field)) is not None and not math.isnan(value):
                     family.add_metric((*self._labels, key), value / divisor)
             if family.samples:
                 yield family

@@ -93,9 +93,11 @@ def part_names(folder: Path, study: Mapping[str, object]) -> list[str]:
     names = study.get("names")
     if not isinstance(names, list):
         raise RunError(f"{folder} is not a readable study: {STUDY} lacks the names of its parts")
-    for name in names:
-        if name in ("", "..") or name != Path(str(name)).name:
-            raise RunError(f"{folder} is not a readable study: its part '{name}' is not in its folder")
+    for place, name in enumerate(names):
+        if name in ("", "..") or name in names[:place] or name != Path(str(name)).name:
+            raise RunError(
+                f"{folder} is not a readable study: its part '{name}' is not in its folder, or is there twice"
+            )
     return names
 
 

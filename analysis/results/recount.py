@@ -43,7 +43,7 @@ SMALLEST = 1e-12
 class Recount:
     """Every window counted again, and the posterior of those that are not void; None without a prior.
 
-    `checks` are those of all windows whose bounds follow from other bounds of the latencies.
+    `checks` are those of the valid windows, under other bounds only.
     """
 
     windows: tuple[WindowCounts, ...]

@@ -42,7 +42,8 @@ def percentiles(
     """
     _metric(metric, by)
     # Most bytes of a row are its gaps.
-    columns = [name for name in REQUESTS.names if name != "itl_us" or metric == "itl"]
+    gaps = ["itl_us"] if metric == "itl" else []
+    columns = list(dict.fromkeys((by, "phase", *metrics.NEEDED, "queue_us", *gaps)))
     rows = run.requests(columns=columns, phase=None if by == "phase" else "window")
     if by == "phase":
         rows = rows.filter(pa.array(~metrics.word_in(rows, "phase", "retracted")))

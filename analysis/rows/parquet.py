@@ -213,9 +213,8 @@ def folded(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
     Raises ArrowInvalid for words that are no text.
     """
-    if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()
-    chunks = column.unify_dictionaries().chunks
+    # Dictionaries of few words each have small indexes, which do not hold the words of all chunks.
+    chunks = column.cast(pa.string()).dictionary_encode().chunks
     if not chunks:
         return pa.chunked_array([], WORD)
     every = chunks[0].dictionary

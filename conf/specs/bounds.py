@@ -99,7 +99,7 @@ def limit_of(metric: str, quantile: float) -> Limit:
         return metric
     limit = f"{metric}_p{f'{quantile:.3f}'[2:].rstrip('0').ljust(2, '0')}"
     if not LEAST_QUANTILE <= quantile <= MOST_QUANTILE or parsed(limit)[1] != quantile:
-        raise ValueError(f"{quantile:g} is no quantile of a bound; give .5 to .999, of three digits")
+        raise ValueError(f"{quantile} is no quantile of a bound; give .5 to .999, of three digits")
     return limit
 
 
@@ -156,7 +156,8 @@ class Slo:
         require(len(pooled) < 2, "slo has two bounds on pooled gaps; leave one of them out")
         require(bool(self._own), "slo has no bound; set one, such as slo.ttft_p90_ms=2000")
         if self.joint is not None:
-            limit_of(JOINT, self.joint)
+            three = round(self.joint, 3) == self.joint
+            require(three, f"slo.joint={self.joint} must have at most three digits")
             own = any(metric_of(bound.limit) in PER_REQUEST for bound in self._own)
             require(own, "slo.joint needs a bound of a request; set one, such as slo.ttft_p90_ms=2000")
 

@@ -127,7 +127,7 @@ class Posterior:
     one those of the measurements. Whatever else is predicted with these constants is a transfer.
     `releases` are engines of which other rows were published, by name or minor version: low, value and
     high of `launch` and `step` of their `KernelRatio`. `paces` replaces `hardware.efficiency.compute` on
-    GPUs that others were compared with (by default 1 on the GPUs of the fit, else its own value).
+    GPUs that others were compared with (by default 1 on the first GPU of the fit, else its own value).
     `correlations[a][j]` is that of the normals behind ln of the constants with config key a and the j-th
     key; those of hardware hold on the named `hardware` only.
     """

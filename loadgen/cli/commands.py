@@ -159,8 +159,10 @@ def recipe(arguments: argparse.Namespace) -> int:
     parts = [study.part(name, {}) for name in study.names]
     for part in parts:
         refuse_misfit(part)
-    plans = [PlannedRun(part, programs.load_seconds(part)) for part in parts]
-    lines = [f"# {each.experiment.run}: {output.duration(each)}" for each in plans]
+    lines: list[str] = []
+    if arguments.dry_run:
+        total = calibration_probes.total_line(parts, engine_model.closed_s)
+        lines = [*map(calibration_probes.probe_line, parts), total]
     return _measured(arguments, study, None, lines)
 
 

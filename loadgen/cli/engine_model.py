@@ -208,3 +208,10 @@ def refuse_queue_limits(engine: Engine) -> None:
 
 MODEL = answer.EngineModel(simulate, _machine, guess_qps)
 """The engine model as `loadgen.predict` takes it."""
+
+
+def closed_s(experiment: Experiment) -> float | None:
+    """Seconds that a closed loop takes by the engine model; None for an engine that is not simulated."""
+    if not isinstance(experiment.engine, SimulatedEngine):
+        return None
+    return float(replay.played(experiment, simulate).last_s.max())

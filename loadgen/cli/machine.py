@@ -120,22 +120,23 @@ def slower(experiment: Experiment) -> Experiment:
     return with_clock(experiment, next(scale for scale in SCALES if scale < experiment.time_scale))
 
 
-def was_too_fast(verdict: RunVerdict) -> bool:
-    """True of a void run on a fast clock for which this machine was late."""
-    is_late = verdict.reason.partition(":")[0] in LATE
-    return is_late and verdict.exit_code == EXIT_VOID and verdict.experiment.time_scale > SCALES[-1]
-
-
 class SearchOnFastClock(SearchCapacity):
     """The job of a sweep that stops where the first windows show that this machine is late."""
+
+    _late = ""
+
+    def was_too_fast(self, verdict: RunVerdict) -> bool:
+        """True of a void search on a fast clock for which this machine was late."""
+        is_late = bool(self._late) or verdict.reason.partition(":")[0] in LATE
+        return is_late and verdict.exit_code == EXIT_VOID and self.experiment.time_scale > SCALES[-1]
 
     def load(self, driver: Driver) -> None:
         self._stop = sweep(driver, self._next_window)
 
     def _next_window(self, driver: Driver) -> WindowPlan | Stop:
-        late = late_reason([window.verdict for window in driver.windows.outcomes])
-        is_fast = driver.plan.time_scale > SCALES[-1]
-        return Stop("void", f"late: {late}") if late and is_fast else focus(driver)
+        if driver.plan.time_scale > SCALES[-1]:
+            self._late = late_reason([window.verdict for window in driver.windows.outcomes])
+        return Stop("void", f"late: {self._late}") if self._late else focus(driver)
 
 
 def late_reason(judged: Sequence[Verdict]) -> str:

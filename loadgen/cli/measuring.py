@@ -21,6 +21,7 @@ from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.views import answers
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
+from conf.specs.engine import SimulatedEngine
 from loadgen.cli import engine_model, machine, output
 from loadgen.cli.arguments import LIVE
 from loadgen.cli.service import service
@@ -78,6 +79,10 @@ def measured(
 
         if planned:
             show("plan", text=output.duration(planned))
+            # A simulated engine's kernels are noted with its result.
+            is_real = not isinstance(planned.experiment.engine, SimulatedEngine)
+            for line in planned.kernels if is_real else ():
+                show("note", text=line)
         verdict = act(Site(engine_model.start, service, engine_model.constants_ratio), show)
         if arguments.verb != "resume":
             verdict = without_failed_start(verdict)
@@ -129,13 +134,13 @@ def run(work: Job | study.Study, site: Site, show: Emit) -> PartVerdict:
         for line in work.lines(refused=True) if isinstance(work, MatrixStudy) else ():
             study.tell(folder, show, line)
         return run_study(work, folder, site, show)
-    on_fast_clock, scale = isinstance(work, machine.SearchOnFastClock), work.experiment.time_scale
-    if on_fast_clock and scale != 1:
+    scale = work.experiment.time_scale
+    if isinstance(work, machine.SearchOnFastClock) and scale != 1:
         of_engine = "seconds of budgets and windows are the engine's"
         show("clock", text=f"simulated clock x{scale:g}: {of_engine}; {machine.KEY}=1 is real time")
     run_folder = created(RunFolder, work.experiment)
     verdict = RunLifecycle(work, run_folder, site, show).measure()
-    if not on_fast_clock or not machine.was_too_fast(verdict):
+    if not isinstance(work, machine.SearchOnFastClock) or not work.was_too_fast(verdict):
         return verdict
     shutil.rmtree(run_folder.path)
     show("clock", text=f"this machine is too busy for a clock x{scale:g}: begun again")

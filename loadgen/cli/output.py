@@ -324,7 +324,7 @@ def _load(planned: PlannedRun) -> Iterator[str]:
         if_so = "" if experiment.rate_qps else f", if a node serves about {guess_qps:.1f} QPS{without}"
         yield f"about {planned.requests:.0f} requests{if_so}"
     if experiment.workload.wants_hits:
-        yield f"cache warm-up comes on top, at most about {LONGEST_S:.0f} s before a window"
+        yield f"cache warm-up comes on top: a ramp, then at most about {LONGEST_S:.0f} s at a window's rate"
 
 
 def prompt_lines(spec: Conversations) -> list[str]:

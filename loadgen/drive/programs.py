@@ -161,6 +161,8 @@ def _window_s(rate_qps: float) -> float:
 
 
 PROBE_TRANSITION_S, PROBE_S = 15.0, 60.0
+IDLE_NS = 10 * NS
+"""A closed loop has ended when nothing is in flight and nothing ends for so long (our choice)."""
 
 
 def offer_load(driver: Driver, experiment: Experiment) -> None:
@@ -259,9 +261,7 @@ def play_closed_loop(
     begun = replace(_whole(driver, start_ns, start_ns + 1, 0, number), concurrency=concurrency)
     driver.announce(_window_plan(begun, why), begun)
     driver.feed.offer(schedule, start_ns)
-    while _ended(driver, number) < len(schedule):
-        driver.feed.wait_until(driver.feed.target.now_ns() + POLL_NS)
-        driver.loss.refuse_dead(number)
+    _play(driver, number, len(schedule))
     rows = driver.windows.ledger.rows(number)
     steady = rows if to_the_end else rows.filter(pa.array(metrics.word_in(rows, "phase", "window")))
     due_ns = metrics.numbers(steady, "due_ns")
@@ -273,10 +273,25 @@ def play_closed_loop(
     driver.close(_window_plan(window, why), window, driver.feed.target.now_ns())
 
 
-def _ended(driver: Driver, number: int) -> int:
-    """Requests of a closed loop that have ended."""
-    rows = driver.windows.ledger.rows(number)
-    return int(rows.num_rows - in_flight(rows))
+def _play(driver: Driver, number: int, requests: int) -> None:
+    """Wait until all requests of a closed loop have ended; what nobody starts any more is retracted."""
+    ended, changed_ns = -1, driver.feed.target.now_ns()
+    while True:
+        rows, now_ns = driver.windows.ledger.rows(number), driver.feed.target.now_ns()
+        pending = in_flight(rows)
+        if len(rows) - pending >= requests:
+            return
+        if pending or len(rows) > ended:
+            ended, changed_ns = len(rows), now_ns
+        elif now_ns > changed_ns + IDLE_NS:
+            driver.feed.target.retract()
+            why = (
+                f"nothing is in flight, and {requests - len(rows)} of {requests} requests were never started"
+            )
+            driver.emit("abort", index=number, text=f"closed loop {number} ended early: {why}")
+            return
+        driver.feed.wait_until(driver.feed.target.now_ns() + POLL_NS)
+        driver.loss.refuse_dead(number)
 
 
 def _whole(driver: Driver, start_ns: int, end_ns: int, count: int, number: int = 0) -> Window:

@@ -89,9 +89,10 @@ def predict(
         of_rate = quantile_draws(simulator, point.rate_qps, draws, parallel_map).summed
         forecast = replace(forecast, of_rate=of_rate)
     verdict = base(experiment, forecast=forecast)
-    why = missed_alone(simulator, point.binding) if side < 0 else ""
-    if answer.jumps:
-        why = missed_beside_prompt(point, simulator.experiment, model.simulate)
+    if side < 0:
+        why = missed_alone(simulator, point.binding)
+    else:
+        why = "" if side else missed_beside_prompt(point, simulator.experiment, model.simulate)
     if why:
         verdict = replace(verdict, forecast=replace(forecast, noise=None), no_rate=True)
         return _ended(verdict, summary.EXIT_SLO_MISSED, why)

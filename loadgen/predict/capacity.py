@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.stats.quantiles import least_values
-from conf.specs.bounds import GAPS, JOINT, Limit, Slo, metric_of, quantile_of
+from analysis.stats.quantiles import least_values, quantile
+from conf.specs.bounds import GAPS, JOINT, Limit, Slo, allowed_over, metric_of, quantile_of
 from conf.specs.experiment import Experiment
 from loadgen.predict.operating_point import Effort, OperatingPoint, RateSimulator, Simulate
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
@@ -247,6 +247,8 @@ def predicted_capacity(
 LONGEST_GAP = "itl_p99"
 NEARLY_ALL = 1 - 1e-9
 """The quantile of a request's own gaps that is its longest gap."""
+MET_BY_CHANCE = 1.0
+"""Requests in flight per engine below which most meet no other: chance keeps a bound (our choice)."""
 
 
 def missed_alone(simulator: RateSimulator, limit: Limit) -> str:
@@ -262,20 +264,52 @@ def missed_alone(simulator: RateSimulator, limit: Limit) -> str:
 
 
 def missed_beside_prompt(point: OperatingPoint, experiment: Experiment, simulate: Simulate) -> str:
-    """The reason why the bound that limits `point` jumps: a bound on gaps that one prompt beside an answer
-    breaks is kept only while few requests meet. Empty for other bounds, and for gaps that it allows.
+    """The reason why no rate at which requests meet keeps a bound on gaps; empty if such rates may keep it.
+
+    Where a bound on gaps limits `point`, and prompts that are computed beside answers break it, it is kept
+    only while few requests meet, and a quantile of gaps jumps with the rate.
     """
     limit = point.binding
-    if metric_of(limit) not in GAPS:
+    engines = experiment.layout.replicas_per_node
+    if metric_of(limit) not in GAPS or point.rate_qps * point.e2e_s / engines >= MET_BY_CHANCE:
         return ""
-    gap_ms, bound_ms = gap_beside_prompt_ms(experiment, simulate), experiment.slo.bound_ms(limit)
-    if gap_ms <= bound_ms:
+    gap_ms = gap_beside_prompt_ms(experiment, simulate)
+    bound_ms = experiment.slo.bound_ms(limit)
+    if gap_ms <= bound_ms or _where_requests_meet_ms(limit, experiment, gap_ms) <= bound_ms:
         return ""
     return (
         f"no rate keeps {experiment.slo.words(limit)} where requests meet: one prompt beside an answer "
         f"makes a gap of {_beyond(gap_ms, bound_ms)}; it is kept below {point.rate_qps:.2g} QPS per node, "
         "where few do"
     )
+
+
+def _where_requests_meet_ms(limit: Limit, experiment: Experiment, gap_ms: float) -> float:
+    """The least that the quantile of a bound on gaps is with one request in flight per engine.
+
+    Each answer then meets a prompt in the mean, and every prompt makes a gap of `gap_ms`; other gaps count 0.
+    """
+    gaps = max(2, round(experiment.workload.output_tokens.mean)) - 1
+    if metric_of(limit) == "itl_pooled":
+        return gap_ms if 1 / gaps > allowed_over(limit) else 0.0
+    long = min(prompts_met(quantile_of(limit)), gaps)
+    own_ms = np.repeat([0.0, gap_ms], [gaps - long, long])
+    return quantile(own_ms, experiment.slo.itl_within) or 0.0
+
+
+def prompts_met(share: float) -> int:
+    """Prompts that this share of answers meets at most, where an answer meets one in the mean (Poisson).
+
+    >>> [prompts_met(share) for share in (0.5, 0.9, 0.99)]
+    [1, 2, 4]
+    """
+    met, likely = 0, math.exp(-1)
+    within = likely
+    while within < share:
+        met += 1
+        likely /= met
+        within += likely
+    return met
 
 
 def gap_beside_prompt_ms(experiment: Experiment, simulate: Simulate) -> float:

@@ -4,7 +4,7 @@ model.
 Each part is an ordinary probe; one that was cut short is measured anew.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from analysis.results.runs import RECORDED
@@ -12,6 +12,7 @@ from analysis.results.studies import Parts
 from analysis.results.verdicts import StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import Slo, Workload
+from loadgen.drive import programs
 from loadgen.run.jobs import Job, OfferLoad
 from loadgen.studies.study import Study, seed_of
 
@@ -112,3 +113,23 @@ def _probes(study: Experiment, rate_qps: float) -> dict[str, Experiment]:
 def _workload(name: str, experiment: Experiment) -> Workload:
     asks = experiment.workload
     return replace(load([f"workload={name}"]).workload, prompt=asks.prompt, tokenizer=asks.tokenizer)
+
+
+def probe_line(experiment: Experiment) -> str:
+    """One part as a line of the plan."""
+    tokens = f"{experiment.workload.input_tokens.mean}/{experiment.workload.output_tokens.mean}"
+    offered = f"{experiment.requests} requests, {experiment.concurrency} in flight"
+    if not experiment.concurrency:
+        offered = f"{experiment.rate_qps:.3g} QPS per node for {experiment.duration_s:.0f} s"
+    return f"# {experiment.run}: {tokens} tokens, prefix_hit {experiment.workload.prefix_hit:g}, {offered}"
+
+
+def total_line(parts: Sequence[Experiment], closed_s: Callable[[Experiment], float | None]) -> str:
+    """A line with the load time of all parts; `closed_s` is the engine model's time of a closed loop."""
+    lasts = [programs.load_seconds(part) or closed_s(part) for part in parts]
+    unknown, load_s = lasts.count(None), sum(filter(None, lasts))
+    besides = f", besides {unknown} closed loops that last as long as the service takes" if unknown else ""
+    return (
+        f"# in total {load_s:.0f} s ({load_s / 60:.0f} min) of load{besides}; "
+        "deployment, warm-up and drain of each part come on top"
+    )

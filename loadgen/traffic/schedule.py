@@ -5,7 +5,6 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -176,8 +175,11 @@ def span_ns(bounds_ns: Bounds) -> tuple[int, int]:
 
 def interleaved(streams: Sequence[ArrivalSchedule], first_seq: int) -> ArrivalSchedule:
     """Several streams as one schedule in order of due time."""
-    joined = reduce(ArrivalSchedule.followed_by, streams)
-    ordered = joined.where(np.argsort(joined.due_ns, kind="stable"))
+    names = streams[0]._columns()
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(stream, name) for stream in streams]) for name in names
+    }
+    ordered = replace(streams[0], **joined).where(np.argsort(joined["due_ns"], kind="stable"))
     return replace(ordered, seq=np.arange(first_seq, first_seq + len(ordered), dtype=np.int64))
 
 

@@ -21,12 +21,12 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
         return ranks
 
     def _extract_text_from_request(self, pending_request: PendingRequest) -> str | None:
-        """The prompt; None for a request that Serve's own proxy hands on unread: any replica may serve it.
+        """The prompt; None for one without text and for one that Serve's own proxy hands on unread.
 
-        HAProxy sends it what comes before its first look at a replica. Ray's class raises there, and the
-        request hangs for ever.
+        Any replica may serve these: HAProxy sends to the proxy what comes before its first look at a replica.
+        Ray's class raises for the one and divides by the length of the other, and the request hangs for ever.
         """
         try:
-            return str(super()._extract_text_from_request(pending_request))
+            return str(super()._extract_text_from_request(pending_request)) or None
         except ValueError:
             return None

@@ -86,7 +86,8 @@ class PrefillCall:
             stream.fail(self._loss)
 
     def end(self) -> None:
-        """The prompt is not needed there any more: its blocks are given back."""
+        """The prompt is not needed there any more: its blocks are given back, its loss is none."""
+        self._stream = None
         self._task.cancel()
         self.computed.cancel()
 

@@ -33,7 +33,7 @@ def add(arrays: Any, r: Any, i: Any, now_s: Any, more_s: Any) -> None:
 def _choose(arrays: Any, r: Any, now_s: Any) -> bool:
     """Choose the work of the step that begins now; False without any.
 
-    The work of an engine with a step ahead was chosen before; its figures come from the caller.
+    The work of an engine with a step ahead was chosen before; its figures are in the engine's record.
     """
     engine = state.engine(arrays, r)
     if engine.stalled and now_s < _next_look_s(arrays, r):

@@ -125,6 +125,7 @@ def _ring(balance: Balance, replicas: tuple[int, ...], seed: int) -> tuple[Any, 
 
 
 def _starts(places: Any, session: Any) -> Ints:
+    assert session is not None, "the policy goes by sessions"
     sessions, inverse = np.unique(session, return_inverse=True)
     return policies.starts(places, map(policies.session_key, sessions.tolist()))[inverse]
 

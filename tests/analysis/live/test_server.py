@@ -1,6 +1,7 @@
 """analysis.live.server and address over real sockets: names, routes, readers hostile, slow or too many."""
 
 import json
+import re
 import socket
 import threading
 import time
@@ -66,6 +67,9 @@ def test_the_page_has_its_state_and_a_policy_that_lets_nothing_else_in(server: L
     policy = response.headers["Content-Security-Policy"]
     assert response.status == 200 and response.headers["Content-Type"] == "text/html; charset=utf-8"
     assert policy.startswith("default-src 'none'; style-src 'nonce-") and "unsafe" not in policy
+    (nonce,) = set(re.findall(r"'nonce-([^']+)'", policy))
+    assert body.count(f'nonce="{nonce}"'.encode()) == 2
+    assert asked(server)[0].headers["Content-Security-Policy"] != policy
     assert "connect-src 'self'" in policy and "frame-ancestors 'none'" in policy
     assert b"http://" not in body.replace(b"http://www.w3.org/2000/svg", b""), "it names no other server"
     assert b"20261124-050000-a1b2" in body and b"null /* the" not in body

@@ -78,8 +78,8 @@ def plan(folder: RunFolder, count: int) -> None:
 def test_a_run_with_a_replica_for_every_answer_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each of three load actors has its own first words: together they are more than a column takes."""
-    folder, actors, each = RunFolder.create(tmp_path, "run"), 3, 2500
+    """Each load actor has its own first words: together they are more than a small index counts."""
+    folder, actors, each = RunFolder.create(tmp_path, "run"), 9, 4096
     folder.write_json("manifest.json", {"verb": "sweep"})
     plan(folder, actors * each)
     for actor in range(actors):

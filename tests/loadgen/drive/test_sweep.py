@@ -293,3 +293,21 @@ def test_every_offered_request_is_seen_and_ends() -> None:
     assert set(seen["status"].to_pylist()) == {records.OK}
     assert set(offered) >= set(seen["seq"].to_pylist())
     assert len(offered) == len(set(offered))
+
+
+class Unwilling(VirtualTarget):
+    """Starts the first requests of a closed loop and forgets the others."""
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        if schedule is not None and schedule.concurrency:
+            schedule = schedule.where(slice(0, 8))
+        return super().run(schedule, until_ns)
+
+
+def test_a_closed_loop_in_which_nothing_happens_any_more_ends() -> None:
+    target = Unwilling(engines(load([])))
+    drive, experiment, events = driver(["concurrency=4", "requests=20"], target=target)
+    programs.offer_load(drive, experiment)
+    (told,) = [facts["text"] for kind, facts in events if kind == "abort"]
+    assert told == "closed loop 0 ended early: nothing is in flight, and 12 of 20 requests were never started"
+    assert len(drive.windows.outcomes) == 1

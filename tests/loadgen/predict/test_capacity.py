@@ -1,9 +1,12 @@
 """loadgen/predict/capacity.py, uncertainty.py: noise, drawn constants, and bounds that no rate keeps."""
 
+import doctest
 import math
 import re
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -173,6 +176,28 @@ def test_a_bound_on_gaps_takes_no_capacity_that_another_bound_limits() -> None:
     assert (result.exit_code, result.no_rate, result.reason) == (summary.EXIT_OK, False, "")
     assert result.capacity and result.capacity.binding == "ttft"
     assert result.capacity.qps_per_node.value == pytest.approx(0.58, rel=0.05)
+
+
+def test_the_answers_at_a_quantile_meet_as_many_prompts_as_a_poisson_number() -> None:
+    assert doctest.testmod(capacity).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "is_missed"),
+    [
+        (["slo.itl_p99_ms=150"], True),
+        (["slo.itl_p50_ms=150"], False),  # one prompt of the median answer is one gap in 139
+        (["slo.itl_p99_ms=150", "slo.itl_within=0.9"], False),
+        (["slo.itl_p50_ms=150", "slo.itl_within=0.999"], True),
+        (["slo.itl_pooled_p99_ms=150"], False),
+        (["slo.itl_pooled_p99_ms=150", "workload.output_tokens.mean=40"], True),
+    ],
+)
+def test_gaps_that_a_bound_ignores_do_not_break_it(words: list[str], is_missed: bool) -> None:
+    experiment = asked(*words)
+    (limit,) = experiment.slo.at_most_ms
+    rare: Any = SimpleNamespace(binding=limit, rate_qps=0.01, e2e_s=1.0)  # requests hardly ever meet
+    assert bool(capacity.missed_beside_prompt(rare, experiment, engine_model.simulate)) == is_missed
 
 
 def test_a_bound_that_requests_alone_miss_has_no_rate() -> None:
