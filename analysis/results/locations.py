@@ -94,10 +94,10 @@ def part_names(folder: Path, study: Mapping[str, object]) -> list[str]:
     if not isinstance(names, list):
         raise RunError(f"{folder} is not a readable study: {STUDY} lacks the names of its parts")
     for place, name in enumerate(names):
-        if name in ("", "..") or name in names[:place] or name != Path(str(name)).name:
-            raise RunError(
-                f"{folder} is not a readable study: its part '{name}' is not in its folder, or is there twice"
-            )
+        if name in names[:place]:
+            raise RunError(f"{folder} is not a readable study: its part '{name}' is there twice")
+        if name in ("", "..") or name != Path(str(name)).name:
+            raise RunError(f"{folder} is not a readable study: its part '{name}' is not in its folder")
     return names
 
 

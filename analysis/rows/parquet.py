@@ -213,8 +213,14 @@ def folded(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
     Raises ArrowInvalid for words that are no text.
     """
-    # Dictionaries of few words each have small indexes, which do not hold the words of all chunks.
-    chunks = column.cast(pa.string()).dictionary_encode().chunks
+    if not pa.types.is_dictionary(column.type) or any(each.dictionary.null_count for each in column.chunks):
+        column = column.cast(pa.string()).dictionary_encode()
+    # Dictionaries of few words each may have small indexes, which do not count the words of all chunks.
+    wide = [
+        pa.DictionaryArray.from_arrays(each.indices.cast(pa.int32()), each.dictionary.cast(pa.string()))
+        for each in column.chunks
+    ]
+    chunks = pa.chunked_array(wide, pa.dictionary(pa.int32(), pa.string())).unify_dictionaries().chunks
     if not chunks:
         return pa.chunked_array([], WORD)
     every = chunks[0].dictionary

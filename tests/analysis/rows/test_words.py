@@ -75,6 +75,11 @@ def plan(folder: RunFolder, count: int) -> None:
     folder.plan(ArrivalSchedule(0, np.arange(count), np.arange(count), window, tokens, tokens, tokens * 0))
 
 
+def test_a_null_among_the_words_of_another_tools_file_is_no_word() -> None:
+    chunk = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["a", None]))
+    assert parquet.folded(pa.chunked_array([chunk, chunk])).to_pylist() == ["a", None, "a"] * 2
+
+
 def test_a_run_with_a_replica_for_every_answer_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
