@@ -1,4 +1,4 @@
-"""Reads `rules.yaml`: refusals of a spec by several of its keys at once, each with its remedy."""
+"""Reads tables as `rules.yaml`: refusals of a spec by several of its keys at once, each with its remedy."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -13,6 +13,7 @@ RELATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "at_least": operator.ge,
     "other_than": operator.ne,
     "indivisible_by": operator.mod,
+    "begins_with": lambda text, beginnings: text.startswith(tuple(beginnings)),
 }
 
 
@@ -25,9 +26,9 @@ class Ruled:
         check_rules(self)
 
 
-def check_rules(spec: Any) -> None:
-    """Raise ValueError with the reason of the first rule that the spec breaks."""
-    for conditions, reason in _rules(type(spec).__name__):
+def check_rules(spec: Any, path: Path = TABLE) -> None:
+    """Raise ValueError with the reason of the first rule of a table that the spec breaks."""
+    for conditions, reason in _rules(type(spec).__name__, path):
         held = ""
         for keys, is_as_wanted in conditions:
             held = next((key for key in keys if is_as_wanted(spec, _at(spec, key))), "")
@@ -38,11 +39,11 @@ def check_rules(spec: Any) -> None:
 
 
 @cache
-def table() -> Mapping[str, Any]:
+def table(path: Path = TABLE) -> Mapping[str, Any]:
     """The rules of each spec by its name."""
     from conf.io import bounded_yaml  # takes 10 ms, which help need not wait for
 
-    rules: dict[str, Any] = bounded_yaml.read(TABLE.read_text())
+    rules: dict[str, Any] = bounded_yaml.read(path.read_text())
     return rules
 
 
@@ -51,11 +52,11 @@ Test = Callable[[Any, Any], bool]
 
 
 @cache
-def _rules(name: str) -> list[tuple[list[tuple[list[str], Test]], str]]:
+def _rules(name: str, path: Path) -> list[tuple[list[tuple[list[str], Test]], str]]:
     """The conditions and the reason of each rule of a spec; a condition is of one of several keys."""
     return [
         ([(keys.split("|"), _test(wanted)) for keys, wanted in rule["when"].items()], rule["say"])
-        for rule in table().get(name, ())
+        for rule in table(path).get(name, ())
     ]
 
 

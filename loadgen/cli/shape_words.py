@@ -12,22 +12,29 @@ from analysis.recommendation.ranking import BUDGET, HIT, LAYOUT, name_of
 from conf import ConfigError, Experiment, load
 from conf.compose import load_groups
 from conf.specs.experiment import SimulatedEngine
-from conf.specs.planning import MOST_SHAPES, Recommendation
+from conf.specs.planning import MOST_SHAPES, Recommend, Recommendation
 from conf.words import group_file, groups, key_and_value
 from loadgen.cli import prediction
-from loadgen.cli.words import PROBE_KEYS
+from loadgen.cli.words import refuse
 from loadgen.predict.grid import Cell, made
 
 OWN_GROUPS = tuple(field.name for field in fields(Recommendation))
 PREDICTED = ("search.lowest_qps", "search.highest_qps")
 """The words about a search that a prediction honours too; all others are of the measurements."""
 MEASURED = ("search", "fleet", "run", "out", "engine.time_scale")
-REMEDIES = {
-    LAYOUT: "recommend.layouts=[A,B]",
-    "layout.max_num_batched_tokens": "recommend.budgets=[4096,8192]",
-    "layout.prefill.max_num_batched_tokens": "recommend.budgets=[4096,8192]",
-}
-"""Keys that the choice of shapes sets, and what sets them here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeWord:
+    """A word of the service beside a recommendation: what rules about these words read."""
+
+    word: str
+    recommend: Recommend
+
+    @property
+    def group(self) -> str:
+        """The first part of the key."""
+        return self.word.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,7 @@ class ShapeQuestion:
         own = [word for word in words if word.partition("=")[0].partition(".")[0] in OWN_GROUPS]
         service = [word for word in words if word not in own]
         recommendation = load_groups(Recommendation, own)
-        _refuse(service, recommendation)
+        refuse(*(ShapeWord(key_and_value(word)[0], recommendation.recommend) for word in service))
         for layout in recommendation.recommend.layouts:
             group_file("layout", layout)  # refuses an unknown one
         # Other words may fit one layout alone; those are judged with each.
@@ -140,19 +147,6 @@ def budget_of(experiment: Experiment) -> int:
 def around(tokens: int) -> list[int]:
     """The budgets that are compared where none are named."""
     return [max(1, tokens // 2), tokens, 2 * tokens]
-
-
-def _refuse(service: Sequence[str], recommendation: Recommendation) -> None:
-    for word in service:
-        key, _ = key_and_value(word)
-        if key.partition(".")[0] == "quality":
-            raise ConfigError(f"{key} belongs to the verb quality; leave it out")
-        if remedy := REMEDIES.get(key):
-            raise ConfigError(f"{key} is what recommend compares; give {remedy} instead")
-        if key in PROBE_KEYS:
-            raise ConfigError(f"{key} belongs to probe; recommend finds the rate of each shape itself")
-        if recommendation.recommend.hits and key == "workload.prefix_hit":
-            raise ConfigError(f"{key} is set by recommend.hits; leave one of them out")
 
 
 def _key(word: str) -> str:

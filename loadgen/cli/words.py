@@ -7,14 +7,17 @@ engine=external, target.urls, model.served_name, workload.input_tokens.mean and 
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from analysis.quality.gate import fewest_prompts
 from conf import Experiment, kernels, load
 from conf.io.check import ConfigError
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine, VllmEngine
 from conf.specs.request_sizes import tokens_of
+from conf.specs.rules import check_rules
 from conf.specs.search import Progressive
 from conf.words import groups
 from loadgen.prompts import text_pool
@@ -30,7 +33,7 @@ from serve_apps.vllm_engine.config_file import prepared
 from serve_apps.vllm_recipes.recipes import resolve
 from serve_apps.vllm_recipes.vllm_flags import argument_name
 
-PROBE_KEYS = ("rate_qps", "profile_qps", "concurrency", "requests", "duration_s")
+RULES = Path(__file__).with_name("word_rules.yaml")
 SHORT = {
     "isl": "workload.input_tokens.mean",
     "osl": "workload.output_tokens.mean",
@@ -64,22 +67,77 @@ def experiment_of(verb: str, words: Sequence[str], config: Path | None) -> Exper
     experiment = with_image_tokens(
         replace(experiment, workload=workload, target=endpoint.located(experiment.target))
     )
-    _refuse_words_of_other_verbs(experiment, verb)
-    why = word_without_effect(experiment, verb, typed)
-    if verb in ("sweep", "compare"):
-        why = why or budget_too_short(experiment, typed)
-    if why:
-        raise ConfigError(why)
-    if verb == "progressive" and experiment.progressive.lengths == "paper":
-        _refuse_own_lengths(words)
-    kind = experiment.engine.kind
-    if kind == "external" and verb != "predict":
+    # Only typed words can be idle, because a saved file holds every key.
+    refuse(Command(verb, experiment), *(Word(verb, experiment, word) for word in typed))
+    if experiment.engine.kind == "external":
         endpoint.access_to(experiment.target)
         is_named = config is not None or any(word.startswith("model.served_name=") for word in typed)
         experiment = endpoint.with_served_model(experiment, is_named)
-    elif kind != "simulated" and verb == "predict":
-        raise ConfigError(f"predict needs engine=simulated, not {kind}")
     return experiment
+
+
+def refuse(*specs: object) -> None:
+    """Raise ConfigError for the first of these that a rule of `word_rules.yaml` refuses."""
+    try:
+        for spec in specs:
+            check_rules(spec, RULES)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """An experiment with its verb: what rules about commands read."""
+
+    verb: str
+    experiment: Experiment
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.experiment, name)
+
+    @property
+    def replays(self) -> bool:
+        """True if requests of a number are replayed on the engine model."""
+        return self.verb == "predict" and self.experiment.is_replay
+
+    @property
+    def has_levels(self) -> bool:
+        """True if a key of the published ladder has another value than its default."""
+        return self.experiment.progressive != Progressive()
+
+    @property
+    def fewest_prompts(self) -> int:
+        """The fewest prompts that can show that answers are the same."""
+        return fewest_prompts(self.experiment.quality)
+
+    @property
+    def drafting(self) -> str:
+        """An argument of vLLM for drafted tokens; empty without one."""
+        args = getattr(self.experiment.engine, "args", {})
+        return next((key for key in args if key.startswith("speculative")), "")
+
+    @property
+    def deployment_s(self) -> float:
+        """The budget of one deployment, in seconds."""
+        return self.experiment.search.budget_s / self.experiment.search.deployments
+
+    @property
+    def fitting_windows(self) -> int:
+        """Windows that fit into it."""
+        search = self.experiment.search
+        return int(self.deployment_s * search.min_windows / search.least_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Word(Command):
+    """A word of a command as it was `typed`: what rules about single keys read."""
+
+    typed: str
+
+    @property
+    def word(self) -> str:
+        """The key of the word."""
+        return self.typed.partition("=")[0]
 
 
 def with_image_tokens(experiment: Experiment) -> Experiment:
@@ -89,154 +147,6 @@ def with_image_tokens(experiment: Experiment) -> Experiment:
         return experiment
     tokens = tokens_of(images.width_px, images.height_px, experiment.model.image_token_px)
     return replace(experiment, workload=replace(workload, images=replace(images, tokens=tokens)))
-
-
-def _refuse_own_lengths(words: Sequence[str]) -> None:
-    own = ("workload=", "workload.input_tokens", "workload.output_tokens")
-    if idle := next((word for word in words if word.startswith(own)), ""):
-        raise ConfigError(
-            f"{idle}: progressive sends requests of the paper's lengths; leave it out, or add "
-            "progressive.lengths=workload"
-        )
-
-
-def _refuse_words_of_other_verbs(experiment: Experiment, verb: str) -> None:
-    """Refuse words that the verb does not honour, and a probe without a load."""
-    loads = {"predict": ("rate_qps", "concurrency", "requests"), "recipe": ("rate_qps", "duration_s")}
-    honoured = loads.get(verb, ())
-    set_keys = [key for key in PROBE_KEYS if getattr(experiment, key) and key not in honoured]
-    if verb != "probe" and set_keys:
-        own = "has levels of its own" if verb == "progressive" else "finds the rate itself"
-        raise ConfigError(f"{set_keys[0]} belongs to probe; {verb} {own}")
-    replayed = verb == "predict" and experiment.is_replay
-    if experiment.workload.arrivals.kind == "vllm_bench" and not replayed:
-        raise ConfigError(
-            "workload.arrivals.kind=vllm_bench sends a number of requests, which predict rate_qps=... "
-            "requests=N replays; take kind=poisson, or kind=gamma with its burstiness"
-        )
-    if verb != "predict":
-        _refuse_replay(experiment)
-    if verb in ("probe", "recipe") and experiment.search.expected_qps:
-        raise ConfigError(
-            "search.expected_qps belongs to a search; probe offers the given load: "
-            "leave it out, or add search.expected_qps=null where a file has it"
-        )
-    if verb != "progressive" and experiment.progressive != Progressive():
-        raise ConfigError(f"progressive.* belongs to the verb progressive, not to {verb}; leave it out")
-    if verb == "predict" and experiment.time_scale != 1:
-        raise ConfigError("predict has no real clock; leave engine.time_scale out (or set it to 1)")
-    parts = experiment.search.parts
-    if parts > 1 and verb in ("predict", "probe", "recipe", "progressive"):
-        raise ConfigError(
-            f"{verb} is one run, not the {parts} of search.deployments and search.repeats; "
-            "add search.deployments=1 search.repeats=1"
-        )
-    offered = (experiment.rate_qps, experiment.profile_qps, experiment.concurrency)
-    if verb == "probe" and not any(offered) and experiment.workload.arrivals.kind != "trace":
-        raise ConfigError(
-            "probe needs rate_qps=... (QPS per node), profile_qps=[[second,QPS],...], concurrency=... or "
-            "workload=trace"
-        )
-
-
-def _refuse_replay(experiment: Experiment) -> None:
-    """Refuse, for a verb that measures, words that only a predicted replay of requests supports."""
-    if experiment.requests is not None and experiment.concurrency is None:
-        raise ConfigError(
-            "requests=... needs concurrency=...; rate_qps=... is held for duration_s=... (predict replays "
-            "requests=... at a rate)"
-        )
-    if experiment.concurrency is not None and experiment.closed_requests <= experiment.concurrency:
-        raise ConfigError(
-            f"requests={experiment.requests} must be above concurrency={experiment.concurrency}: the first "
-            "requests only fill it (predict replays such a burst)"
-        )
-
-
-# Words without effect belong to an engine, a policy or a search that was not chosen. Only typed words are
-# looked at, because a saved file holds every key.
-SEARCHED = ("search.budget_s", "search.min_windows", "search.confirm_s")
-VIRTUAL = ("search.min_windows", "search.confirm_s", "fleet.")
-NOT_OF = {
-    "probe": (SEARCHED, "a search; a probe lasts duration_s=..."),
-    "progressive": (SEARCHED, "a search; progressive has levels of its own"),
-    "predict": (VIRTUAL, "what is measured; predict sends nothing"),
-    "replay": (("search.", *VIRTUAL), "a search or a fleet; a replay sends a number of requests"),
-}
-"""Verb -> prefixes of keys that it ignores, and what they belong to; `replay` is one kind of predict."""
-
-
-MIXED = "lengths of another kind: that of a mixture follows from its values and weights"
-HASHED = ("consistent_hash", "bounded_hash")
-IDLE_KEYS: tuple[tuple[str, Callable[[Experiment], bool], str], ...] = (
-    ("target.", lambda facts: facts.engine.kind == "external", "engine=external"),
-    ("cluster.address", lambda facts: facts.cluster.session == "address", "cluster.session=address"),
-    (
-        "fleet.cpus_per_actor",
-        lambda facts: facts.engine.kind != "external" or facts.cluster.session == "address",
-        "load actors on Ray: cluster.session=address, or an engine that is deployed",
-    ),
-    (
-        "routing.vnodes",
-        lambda facts: facts.routing.policy in HASHED,
-        "routing=consistent_hash or bounded_hash",
-    ),
-    ("routing.load_factor", lambda facts: facts.routing.policy == "bounded_hash", "routing=bounded_hash"),
-    (
-        "engine.drift_memory_s",
-        lambda facts: getattr(facts.engine, "drift_sd", 0.0) > 0,
-        "engine.drift_sd above 0",
-    ),
-    (
-        "engine.stall_mean_s",
-        lambda facts: getattr(facts.engine, "stall_every_steps", 0) > 0,
-        "engine.stall_every_steps above 0",
-    ),
-    ("workload.input_tokens.mean", lambda facts: facts.workload.input_tokens.kind != "mixture", MIXED),
-    ("workload.output_tokens.mean", lambda facts: facts.workload.output_tokens.kind != "mixture", MIXED),
-    (
-        "workload.images.",
-        lambda facts: facts.workload.images.most > 0,
-        "images, which workload.images.most=N adds",
-    ),
-    (
-        "workload.conversations.truncation_step_tokens",
-        lambda facts: facts.workload.conversations is None or facts.workload.conversations.step_tokens > 1,
-        "workload.conversations.truncation=cache_aware",
-    ),
-)
-"""Prefixes of keys, the experiments in which they have an effect, and the choice that gives them one."""
-
-
-def word_without_effect(experiment: Experiment, verb: str, words: Sequence[str]) -> str:
-    """The reason why a word has no effect, with the remedy; empty if all have one."""
-    keys = [word.partition("=")[0] for word in words]
-    for prefix, has_effect, home in IDLE_KEYS:
-        for key in keys:
-            if key.startswith(prefix) and not has_effect(experiment):
-                return f"{key} belongs to {home}; leave it out"
-    if verb != "quality":
-        if gate_key := next((key for key in keys if key.startswith("quality.")), ""):
-            return f"{gate_key} belongs to quality; leave it out"
-        if "engine.defect" in keys:
-            return "engine.defect belongs to quality: only compared answers show it"
-    begins, home = NOT_OF.get("replay" if verb == "predict" and experiment.is_replay else verb, ((), ""))
-    key = next((key for key in keys if key.startswith(begins)), "") if begins else ""
-    return f"{key} belongs to {home}; leave it out" if key else ""
-
-
-def budget_too_short(experiment: Experiment, words: Sequence[str]) -> str:
-    """The reason why the fewest windows do not fit a typed budget, with the remedy; empty if they fit."""
-    search = experiment.search
-    budget_s = search.budget_s / search.deployments
-    if search.least_s <= budget_s or not any(word.startswith("search.") for word in words):
-        return ""
-    fitting = int(budget_s * search.min_windows / search.least_s)
-    fewer = f"lower search.min_windows to {fitting}" if fitting else "shorten search.window_s"
-    return (
-        f"search.min_windows={search.min_windows} need {search.least_s:g} s, above search.budget_s="
-        f"{search.budget_s:g}; {fewer}, or raise search.budget_s to {search.least_s * search.deployments:g}"
-    )
 
 
 def spelled(words: Sequence[str]) -> list[str]:

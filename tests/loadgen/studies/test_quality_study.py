@@ -17,7 +17,8 @@ from analysis.results.json_border import to_tree
 from analysis.results.verdicts import StudyVerdict
 from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
-from loadgen.cli import measuring, two_sides
+from loadgen.cli import measuring
+from loadgen.cli.words import Command, refuse
 from loadgen.run import lifecycle
 from loadgen.run.jobs import Service, Site
 from loadgen.search.window_plan import Start
@@ -211,15 +212,11 @@ def test_a_side_that_writes_the_same_tokens_as_another_text_has_another_tokenize
     assert len(theirs.asked) == 1
 
 
-def test_a_service_that_drafts_tokens_is_refused_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # As if vLLM, its GPUs and the tokenizer were here.
-    monkeypatch.setattr(two_sides, "checked_experiment", lambda _, words, config: load(words, config))
-    words = ["b.engine.args.speculative_config={num_speculative_tokens: 2}", "workload.tokenizer=model"]
-    words += ["engine=vllm", "cluster=mi325x_1n", "quality.load=2"]
+def test_a_service_that_drafts_tokens_is_refused_before_anything_starts() -> None:
+    words = ["engine.args.speculative_config={num_speculative_tokens: 2}", "workload.tokenizer=model"]
+    experiment = load([*words, "engine=vllm", "cluster=mi325x_1n"])
     with pytest.raises(ConfigError, match=r"engine\.args\.speculative_config: .* no drafted tokens"):
-        two_sides.gate_sides(words, None)
+        refuse(Command("quality", experiment))
 
 
 @pytest.mark.slow
