@@ -39,6 +39,7 @@ from conf.specs.experiment import SimulatedEngine, VllmEngine
 
 PAGES = (".html", ".htm")
 FLAG = "--serve-config"
+PLAN_GROUPS = ("demand", "plan")
 Tree = dict[str, Any]
 
 
@@ -172,7 +173,14 @@ def plan(arguments: argparse.Namespace) -> int:
     runs, file = [word for word in arguments.words if "=" not in word], arguments.serve_config
     if file and not runs:
         raise ConfigError(f"{FLAG} rests on the requests of a run; name its folder")
-    plan = planning.of_words(arguments.words, _predicted)
+    words = [word for word in arguments.words if word.partition("=")[0].partition(".")[0] in PLAN_GROUPS]
+    machine = [word for word in arguments.words if word not in (*runs, *words)]
+    if runs and machine:
+        raise ConfigError(
+            f"'{machine[0]}' is no word demand.* or plan.*, the only ones of a plan on a run; leave it out, "
+            f"or leave {runs[0]} out to plan on a prediction"
+        )
+    plan = planning.command(runs, words, partial(_predicted, machine))
     if file and isinstance(plan, Plan):
         plan = replace(plan, into_service=into_service(plan, runs[0], file))
     if arguments.out and arguments.out.suffix in PAGES:

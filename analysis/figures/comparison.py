@@ -42,10 +42,6 @@ class Comparison(Exhibit):
     parts. Raises NoData where none has a capacity.
     """
 
-    name = "compare"
-    title = "Capacities side by side"
-    source = "study.json, sweep.json"
-
     def __init__(self, subject: Study | StudyOrRuns) -> None:
         subject = subject.verdict if isinstance(subject, Study) else subject
         self.together = pooled_rows(subject)
@@ -180,10 +176,6 @@ SHOWN_MARGINS = 6.0
 class GateIntervals(Exhibit):
     """Both intervals after each prompt: excess divergence, excess of broken prompts."""
 
-    name = "quality_gate"
-    title = "Both intervals, prompt after prompt"
-    source = "answers.parquet"
-
     def __init__(self, moments: Sequence[GateMoment]) -> None:
         if not moments:
             raise NoData("no prompt was compared")
@@ -222,15 +214,6 @@ class GateIntervals(Exhibit):
 class GatePositions(Exhibit):
     """Mean divergence from A's first answer at each position, of A's second answer and of B's."""
 
-    name = "quality_positions"
-    title = "Divergence along an answer"
-    source = "answers.parquet"
-    noun = "position"
-    shown = {
-        "again_nats": "nats of mean divergence for A's second answers",
-        "candidate_nats": "nats for B's",
-    }
-
     def __init__(self, verdict: GateVerdict) -> None:
         if not verdict.by_position:
             raise NoData("no prompt was compared")
@@ -250,16 +233,6 @@ class Nodes(Exhibit):
 
     With a day's demand a second panel has the nodes of each hour beside the fixed fleet.
     """
-
-    name = "nodes"
-    title = "Nodes for a demand"
-    source = "the plan"
-    noun = "demand"
-    shown = {
-        "demand_qps": "QPS at the peak",
-        "nodes": "nodes as planned",
-        "naive_nodes": "by plain division",
-    }
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

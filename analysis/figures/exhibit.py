@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,10 +22,14 @@ from analysis.stats import estimate
 from analysis.stats.estimate import Estimate, number, span
 from analysis.views import rates
 from analysis.views.rates import COUNTED, FAIL, PASS, UNKNOWN, VOID
+from conf.io import bounded_yaml
 from conf.specs.bounds import LIMITS, Limit, Slo
 
 Row = dict[str, Any]
 """A row of a table, by column."""
+
+
+_WORDS: dict[str, dict[str, Any]] = bounded_yaml.read(Path(__file__).with_name("exhibits.yaml").read_text())
 
 
 class NoData(ValueError):
@@ -34,21 +39,23 @@ class NoData(ValueError):
 class Exhibit(ABC):
     """What a figure shows, read once; `draw`, `table` and `alt` show the same.
 
-    `rows` are those of the table, compact and with units in the names of columns; `source` names files. A
-    run is read as `RunData`, so that several exhibits share one read.
+    `rows` are those of the table, compact and with units in the names of columns. A run is read as `RunData`,
+    so that several exhibits share one read. The words of each stand in exhibits.yaml.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]
     section: ClassVar[tuple[str, str, str]]
-    """Anchor and heading of its section on the page of a run, and what stands below the heading."""
     noun: ClassVar[str] = "window"
     shown: ClassVar[Mapping[str, str]]
-    """Columns whose ranges say what is seen, with the words behind their numbers; `noun` is a row."""
     height_in: float = canvas.HEIGHT_IN
     """Height of the panels."""
     rows: Sequence[Row]
+
+    def __init_subclass__(cls) -> None:
+        for key, value in _WORDS[cls.__name__].items():
+            setattr(cls, key, value)
 
     @abstractmethod
     def __init__(self, subject: Any) -> None:
@@ -67,8 +74,12 @@ class Exhibit(ABC):
         valid = [row for row in self.rows if not (row.get("outcome") == VOID or row.get("valid") is False)]
         void = len(self.rows) - len(valid)
         apart = f" Void and not counted: {void}." if void else ""
-        ranges = "; ".join(f"{_range(valid, column)} {words}" for column, words in self.shown.items())
-        return f"{canvas.counted(len(valid), self.noun)}: {ranges}.{apart}"
+        ranges = []
+        for column, words in self.shown.items():
+            known = [row[column] for row in valid if row[column] is not None]
+            ends = [number(end, 3) for end in (min(known), max(known))] if known else [UNKNOWN]
+            ranges.append(f"{' to '.join(dict.fromkeys(ends))} {words}")
+        return f"{canvas.counted(len(valid), self.noun)}: {'; '.join(ranges)}.{apart}"
 
     def figure(self) -> Figure:
         """The figure for a notebook."""
@@ -80,12 +91,6 @@ class Exhibit(ABC):
         `name`, by default the exhibit's own, tells it from others on a page.
         """
         return canvas.svg(self.draw, self.height_in, name or self.name, width_in)
-
-
-def _range(rows: Sequence[Row], column: str) -> str:
-    known = [row[column] for row in rows if row[column] is not None]
-    ends = dict.fromkeys(number(end, 3) for end in (min(known), max(known))) if known else (UNKNOWN,)
-    return " to ".join(ends)
 
 
 def plot_of(exhibit: type[Exhibit]) -> Callable[[Any], Figure]:

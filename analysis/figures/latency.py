@@ -32,17 +32,6 @@ class Latency(Exhibit):
     capacity's 95 % interval is a band; a void run has no band. Raises NoData without a window.
     """
 
-    name = "latency"
-    title = "Latency against load"
-    section = "latency", "The answer in one picture", "How both latencies grow, and their bounds."
-    source = "windows.parquet, requests/*.parquet, sweep.json"
-    shown = {
-        "work_qps_per_node": "QPS per node arrived",
-        "ttft_p90_ms": "ms of p90 TTFT",
-        "tpot_p90_ms": "ms of p90 TPOT",
-    }
-    height_in = 4.4
-
     def __init__(self, data: RunData) -> None:
         self.data = data
         self.rows = [_row(data, window) for window in data.windows]
@@ -121,13 +110,6 @@ LEAST = 0.02
 class ShareOver(Exhibit):
     """Share of the requests over each bound and the allowed one, in percent, of each window by start."""
 
-    name = "share_over"
-    title = "Share over each bound against offered load"
-    section = "bounds", "Every bound", "How much of what each bound allows was over it, at each rate."
-    source = "windows.parquet"
-    noun = "share"
-    shown = {"over_pct": "% of the requests over a bound", "allowed_pct": "% allowed"}
-
     def __init__(self, data: RunData) -> None:
         lines, limits = data.lines(), data.bounds.limits
         if set(limits) <= set(LIMITS):
@@ -180,17 +162,6 @@ class Cdf(Exhibit):
     window with failures are infinite where these reach. At most six valid windows are drawn. Raises NoData
     without a valid window.
     """
-
-    name = "cdf"
-    title = "TTFT and TPOT of every request, by rate"
-    section = "cdf", "How close to the bounds", "All latencies of a rate, not only their 90th percentile."
-    source = "requests/*.parquet, windows.parquet"
-    shown = {
-        "rate_qps_per_node": "QPS per node offered",
-        "ttft_within_bound_pct": "% of the requests within the bound on TTFT",
-        "tpot_within_bound_pct": "% within that on TPOT",
-        "failed": "failed requests, which count as infinitely late",
-    }
 
     def __init__(self, data: RunData) -> None:
         self.windows, self.bounds_ms = data.valid_by_rate, data.bounds_ms

@@ -26,12 +26,6 @@ class Search(Exhibit):
     NoData without a window.
     """
 
-    name = "search"
-    title = "The search's path"
-    section = "search", "How it was found", "Which rates were offered, and what was believed after each."
-    source = "windows.parquet, events.jsonl, sweep.json"
-    shown = {"rate_qps_per_node": "QPS per node offered"}
-
     def __init__(self, data: RunData) -> None:
         self.answer = data.capacity
         done = [event for event in data.run.events() if event.get("event") == "window_done"]
@@ -131,16 +125,6 @@ class ClientLag(Exhibit):
     The curve must pass below the gate's corner, 1 % at the allowed lag; sends that never left keep it up.
     Raises NoData without a window.
     """
-
-    name = "client_lag"
-    title = "The load generator's own lateness"
-    section = "client", "Was the load generator fast enough?", "A late one looks like a slow server."
-    source = "requests/*.parquet, sweep.json"
-    shown = {
-        "lag_p99_ms": "ms of p99 send lag",
-        "gate_p99_ms": "ms allowed",
-        "never_sent": "requests that never left",
-    }
 
     def __init__(self, data: RunData) -> None:
         self.windows, self.gate_ms = data.windows, _gate_ms(data)

@@ -29,14 +29,6 @@ class ReplicaBalance(Exhibit):
     are known.
     """
 
-    name = "replica_balance"
-    title = "Balance of the replicas"
-    section = "balance", "Balance of the replicas", "Whether each replica got its share, and served it alike."
-    source = "windows.parquet"
-    height_in = 3.8
-    noun = "replica"
-    shown = {"share_pct": "% of the requests", "ttft_p90_median_ms": "ms of median p90 TTFT"}
-
     def __init__(self, data: RunData) -> None:
         valid = [line for line in data.lines() if line["valid"]]
         if not valid:
@@ -111,18 +103,6 @@ class Pareto(Exhibit):
     window is valid.
     """
 
-    name = "pareto"
-    title = "Throughput per GPU against interactivity"
-    section = "pareto", "Throughput against interactivity", "On the axes that InferenceX uses."
-    source = "requests/*.parquet, config.yaml, windows.parquet"
-    height_in = 3.6
-    shown = {
-        "rate_qps_per_node": "QPS per node offered",
-        "interactivity_median_tok_per_s_user": "tok/s/user",
-        "output_tok_per_s_gpu": "output tok/s/GPU",
-        "gpus": "GPUs that serve",
-    }
-
     def __init__(self, data: RunData) -> None:
         config = data.run.config
         if reason := UNKNOWN_GPUS.get(config.engine.kind):
@@ -186,12 +166,6 @@ class Scaling(Exhibit):
     Between the points the line is what a plan uses, beyond them it is ASSUMED and dashed. Raises NoData
     where one node count was measured, or where runs differ in more than it.
     """
-
-    name = "scaling"
-    title = "Scaling efficiency"
-    source = "sweep.json"
-    noun = "node count"
-    shown = {"nodes": "nodes", "qps_per_node": "QPS per node", "e": "of the first, E(n)"}
 
     def __init__(self, subject: ScalingEfficiency | Sequence[Run]) -> None:
         try:

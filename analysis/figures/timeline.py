@@ -43,19 +43,6 @@ class Timeline(Exhibit):
     end. Raises NoData without a request that was sent.
     """
 
-    name = "timeseries"
-    title = "In flight, server state and rolling p90 over time"
-    section = "time", "Was the service steady?", "Requests in flight, and what the servers reported."
-    source = "requests/*.parquet, timeseries.parquet, windows.parquet"
-    height_in = 6.0
-    shown = {
-        "in_flight_mean_requests": "requests in flight in the mean",
-        "waiting_mean_requests": "waiting",
-        "kv_use_mean_pct": "% of the KV cache in use",
-        "ttft_rolling_p90_largest_ms": "ms of largest rolling p90 TTFT",
-        "tpot_rolling_p90_largest_ms": "of TPOT",
-    }
-
     def __init__(self, data: RunData) -> None:
         rows = data.requests.filter(pa.array(~metrics.word_in(data.requests, "phase", "retracted")))
         due = metrics.numbers(rows, "due_ns") / NS

@@ -6,8 +6,11 @@ Rates are QPS per node, as everywhere here.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as KIND
@@ -15,6 +18,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from analysis.live.state import LiveState
+from conf.io import bounded_yaml
 
 __all__ = ["KIND", "metrics_page"]
 
@@ -24,33 +28,15 @@ BOUND = re.compile(r"(?!joint)([a-z][a-z0-9_]{0,15})_p\d{2,3}_ms")
 MOST_BOUNDS = 8
 """Bounds that become metrics; a configuration has two to four (our choice)."""
 MS_PER_S = 1e3
-BELIEF = (
-    ("capacity_qps", "Estimate of the capacity so far, QPS per node.", "qps_per_node", 1),
-    ("capacity_low_qps", "2.5 % quantile of the capacity so far, QPS per node.", "low", 1),
-    ("capacity_high_qps", "97.5 % quantile of the capacity so far, QPS per node.", "high", 1),
-    ("certified_qps", "5 % quantile of the capacity so far, QPS per node.", "certified", 1),
-    ("capacity_open_above", "1 while the high end is the prior's: a lower bound only.", "open_above", 1),
-    ("capacity_open_below", "1 while the low end is the prior's: an upper bound only.", "open_below", 1),
-)
-WINDOW = (
-    ("window_index", "Number of the running window.", "index", 1),
-    ("offered_qps", "Rate offered in the running window, QPS per node.", "rate_qps_per_node", 1),
-    ("achieved_qps", "Rate sent in the running window so far, QPS per node.", "achieved_qps_per_node", 1),
-    ("in_flight", "Requests of the fleet that are open, of any window.", "in_flight", 1),
-    ("window_pending_ratio", "Share of the window's requests still unanswered.", "pending_pct", 100),
-    ("send_lag_p99_seconds", "p99 of sent minus due in the running window.", "lag_p99_ms", MS_PER_S),
-    ("send_lag_gate_seconds", "Send lag above which a window is void.", "lag_gate_ms", MS_PER_S),
-    ("elapsed_seconds", "Part of the budget that is spent, in seconds of the run's clock.", "elapsed_s", 1),
-    ("budget_seconds", "Budget of the search, in seconds of the run's clock.", "budget_s", 1),
-)
 QUANTILE = "{} of {} over the requests of the running window whose value is known so far."
-BOUNDED = (
-    ("bound_seconds", "The most that the bounded quantile of a latency may be.", "bound_ms", MS_PER_S),
-    ("over_bound_ratio", "Share of the known values that are over the bound.", "over_pct", 100),
-    ("known_requests", "Requests of the running window whose latency is known so far.", "known", 1),
-)
-"""Metrics of the newest posterior, of the running window and of each bound: name, help, field, and what it is
-divided by."""
+
+
+@cache
+def _tables() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """Metrics of the newest posterior, of the running window and of each bound, by name."""
+    tables: dict[str, dict[str, dict[str, Any]]]
+    tables = bounded_yaml.read(Path(__file__).with_name("prometheus.yaml").read_text())
+    return tables
 
 
 def metrics_page(state: LiveState) -> bytes:
@@ -75,9 +61,10 @@ class _Metrics(Collector):
         yield from self._gauge("windows", "Measurement windows that are over.", len(state.windows))
         voids = sum(window.void for window in state.windows)
         yield from self._gauge("void_windows", "Windows that are void: neither pass nor fail.", voids)
-        for record, table in ((state.belief, BELIEF), (state.now, WINDOW)):
-            for name, help_, field, divisor in table:
-                yield from self._gauge(name, help_, getattr(record, field, None), divisor)
+        for kind, record in (("belief", state.belief), ("window", state.now)):
+            for name, metric in _tables()[kind].items():
+                value = getattr(record, metric["field"], None)
+                yield from self._gauge(name, metric["help"], value, metric.get("divisor", 1))
         yield self._requests()
         yield from self._latencies()
 
@@ -102,11 +89,12 @@ class _Metrics(Collector):
                 ms = getattr(latencies[key], f"{word}_ms")
                 help_ = QUANTILE.format(word, name)
                 yield from self._gauge(f"{name}_{word}_seconds", help_, ms, MS_PER_S)
-        for name, help_, field, divisor in BOUNDED:
-            family = GaugeMetricFamily(f"maxqps_{name}", help_, labels=(*LABELS, "bound"))
+        for name, metric in _tables()["bound"].items():
+            family = GaugeMetricFamily(f"maxqps_{name}", metric["help"], labels=(*LABELS, "bound"))
             for key in names:
-                if (value := getattr(latencies[key], field)) is not None and not math.isnan(value):
-                    family.add_metric((*self._labels, key), value / divisor)
+                value = getattr(latencies[key], metric["field"])
+                if value is not None and not math.isnan(value):
+                    family.add_metric((*self._labels, key), value / metric.get("divisor", 1))
             if family.samples:
                 yield family
 

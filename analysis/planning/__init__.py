@@ -6,7 +6,6 @@ from analysis.planning.money import cost as cost
 from analysis.planning.plan import NoPlan as NoPlan
 from analysis.planning.plan import Plan as Plan
 from analysis.planning.plan import command as command
-from analysis.planning.plan import of_words as of_words
 from analysis.planning.plan import plan as plan
 from analysis.planning.sizing import scaling as scaling
 from conf.specs.planning import Demand as Demand

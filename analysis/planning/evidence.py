@@ -140,23 +140,57 @@ PREDICTED = (
 
 Measured = RunVerdict | StudyVerdict
 Predicted = PredictionVerdict | GridCell
-Source = Run | Measured | Predicted | GridVerdict | Tree | Evidence
+Source = Path | str | Run | Measured | Predicted | GridVerdict | Tree | Evidence
 """A capacity to plan on; a tree is that of sweep.json, study.json, a prediction or a grid of them."""
 
 
-def read(path: Path | str) -> list[Evidence]:
-    """The evidence in the folder of a run or study; for a matrix one for each cell with a capacity.
+def evidence_of(source: Source) -> Evidence:
+    """The evidence of a source with one capacity. Raises RunError, NotPlannable."""
+    evidence, *others = capacities(source)
+    if others:
+        raise RunError("a grid has many capacities; give one of its cells")
+    return evidence
 
-    Raises RunError for any other folder, NotPlannable for one without a capacity.
+
+def capacities(source: Source) -> list[Evidence]:
+    """The evidence of a source; of a matrix or a grid of predictions that of each cell with a capacity.
+
+    Raises RunError for another folder or a broken tree, NotPlannable for a source without a capacity.
     """
-    path = locations.local(path)
+    if isinstance(source, Path | str):
+        return _in_folder(locations.local(source))
+    if isinstance(source, Mapping):
+        return capacities(from_tree(_kind(source), source, "the verdict"))
+    if isinstance(source, Evidence):
+        return [source]
+    if isinstance(source, Run):
+        return [of_run(source)]
+    if isinstance(source, GridVerdict):
+        good = [cell for cell in source.cells if cell.prediction and cell.prediction.capacity]
+        _refuse_without_first("the grid", source.cells, good)
+        return [of_predicted(cell) for cell in good]
+    return [of_measured(source) if isinstance(source, Measured) else of_predicted(source)]
+
+
+def _kind(tree: Tree) -> type[Measured | Predicted | GridVerdict]:
+    """The verdict that a tree holds."""
+    if "answer" in tree:
+        return GridCell
+    if "study" in tree:
+        return StudyVerdict
+    if tree.get("clock") == "virtual":
+        return PredictionVerdict
+    return GridVerdict if "cells" in tree else RunVerdict
+
+
+def _in_folder(path: Path) -> list[Evidence]:
     if not studies.is_study(path):
         return [of_run(load_run(path))]
     study = studies.load_verdict(path)
     if study.is_matrix:
-        good = {cell.name: cell.exit_code == summary.EXIT_OK for cell in study.cells or ()}
-        _refuse_first(str(path), list(good.values()))
-        return [pooled for name, is_good in good.items() if is_good for pooled in read(path / name)]
+        good = [cell for cell in study.cells or () if cell.exit_code == summary.EXIT_OK]
+        _refuse_without_first(str(path), study.cells or (), good)
+        return [evidence for cell in good for evidence in _in_folder(path / cell.name)]
     if study.study not in ("deployments", "repeats"):
         names = ", ".join(f"{path}/{name}" for name in study.names)
         raise RunError(f"{path} compares or records; plan on one of its parts: {names}")
@@ -167,30 +201,11 @@ def read(path: Path | str) -> list[Evidence]:
     return [replace(pooled, **{name: getattr(parts[0], name) for name in rows})] if parts else [pooled]
 
 
-def evidence_of(source: Source) -> Evidence:
-    """The evidence of any source but a grid. Raises RunError, NotPlannable."""
-    source = _typed(source)
-    if isinstance(source, Evidence):
-        return source
-    if isinstance(source, Run):
-        return of_run(source)
-    if isinstance(source, GridVerdict):
-        raise RunError("a grid of predictions has many capacities; give one of its cells")
-    return of_measured(source) if isinstance(source, Measured) else of_predicted(source)
-
-
-def _typed(source: Source) -> Run | Measured | Predicted | GridVerdict | Evidence:
-    """The source with a tree as the verdict that it holds. Raises RunError for a broken tree."""
-    if not isinstance(source, Mapping):
-        return source
-    kind: type[Measured | Predicted | GridVerdict] = StudyVerdict if "study" in source else RunVerdict
-    if "answer" in source:
-        kind = GridCell
-    elif source.get("clock") == "virtual":
-        kind = PredictionVerdict
-    elif "cells" in source and "study" not in source:
-        kind = GridVerdict
-    return from_tree(kind, source, "the verdict")
+def _refuse_without_first(name: str, cells: Sequence[object], good: Sequence[object]) -> None:
+    """Raise NotPlannable if the first cell, on which a plan rests, is not among those with a capacity."""
+    if not good or good[0] is not cells[0]:
+        reason = f"{name}: its first cell, which a plan stands on, has no capacity"
+        raise NotPlannable(reason, summary.EXIT_VOID)
 
 
 def of_run(run: Run) -> Evidence:
@@ -290,23 +305,3 @@ def _predicted_lengths(forecast: RateForecast) -> MeanLengths | None:
     if not forecast.steady or not rate or n_in is None or n_out is None or hit is None:
         return None
     return MeanLengths(n_in / rate, n_out / rate, hit, "means of the predicted requests")
-
-
-def expanded(sources: Sequence[Source]) -> list[Source]:
-    """Grids of predictions as their cells, without refused ones. Raises NotPlannable if the first is."""
-    out: list[Source] = []
-    for source in map(_typed, sources):
-        if not isinstance(source, GridVerdict):
-            out.append(source)
-            continue
-        good = [cell.prediction is not None and cell.prediction.capacity is not None for cell in source.cells]
-        _refuse_first("the grid", good)
-        out += [cell for cell, is_good in zip(source.cells, good, strict=True) if is_good]
-    return out
-
-
-def _refuse_first(name: str, good: Sequence[bool]) -> None:
-    """Raise NotPlannable if the first cell, on which a plan rests, has no capacity."""
-    if not any(good[:1]):
-        reason = f"{name}: its first cell, which a plan stands on, has no capacity"
-        raise NotPlannable(reason, summary.EXIT_VOID)

@@ -16,9 +16,7 @@ from analysis.planning.evidence import MeanLengths, Source, evidence_of
 from analysis.stats.estimate import Estimate
 from conf import ConfigError
 
-HOURS, SECONDS_PER_HOUR = 24, 3600.0
-GIVEN = "as given"
-"""Source of watts that no run measured."""
+HOURS, MINUTES, SECONDS_PER_HOUR = 24, 60, 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,55 +66,33 @@ class FleetPower:
     source: str
 
 
-def cost(source: Source, node_hour_usd: float, use: float = 1.0) -> Cost:
-    """The cost on one node at `use` times its capacity, with the interval of that capacity.
+def cost(source: Source, node_hour_usd: float) -> Cost:
+    """The cost on one node at full use, with the interval of its capacity.
 
-    Raises ValueError for a price or a use that is not positive.
+    Raises ValueError for a price that is not positive.
     """
     evidence = evidence_of(source)
-    return cost_of(evidence.qps_per_node, evidence.lengths, node_hour_usd, use)
+    return cost_at(evidence.qps_per_node, evidence.lengths, node_hour_usd)
 
 
-def cost_of(qps: Estimate, lengths: MeanLengths | None, node_hour_usd: float, use: float = 1.0) -> Cost:
-    """`cost` from plain figures."""
-    if node_hour_usd <= 0 or use <= 0:
-        raise ValueError(f"node_hour_usd={node_hour_usd:g} and use={use:g} must be positive")
-    value = node_hour_usd / (qps.value * use * SECONDS_PER_HOUR)
-    low, high = (end and node_hour_usd / (end * use * SECONDS_PER_HOUR) for end in (qps.high, qps.low))
-    return _over(Estimate(value, low, high), lengths, node_hour_usd, use)
+def cost_at(qps: Estimate, lengths: MeanLengths | None, node_hour_usd: float) -> Cost:
+    """The cost on one node that serves a rate."""
+    if node_hour_usd <= 0:
+        raise ValueError(f"node_hour_usd={node_hour_usd:g} must be positive")
+    value = node_hour_usd / (qps.value * SECONDS_PER_HOUR)
+    low, high = (end and node_hour_usd / (end * SECONDS_PER_HOUR) for end in (qps.high, qps.low))
+    return cost_of(Estimate(value, low, high), lengths, node_hour_usd)
 
 
-def fleet_cost(
-    nodes: Estimate, served_qps: float, use: float, lengths: MeanLengths | None, node_hour_usd: float
+def cost_of(
+    request_usd: Estimate, lengths: MeanLengths | None, node_hour_usd: float, use: float = 1.0
 ) -> Cost:
-    """The cost on a whole fleet that serves `served_qps` on average; `nodes` has the interval of its size."""
-    return _over(nodes.times(node_hour_usd / (served_qps * SECONDS_PER_HOUR)), lengths, node_hour_usd, use)
-
-
-def _over(estimate: Estimate, lengths: MeanLengths | None, node_hour_usd: float, use: float) -> Cost:
+    """The cost by that of a mean request."""
     tokens: list[Estimate | None] = [None, None, None]
     if lengths is not None:
         n_in, n_out = lengths.input_tokens, lengths.output_tokens
-        tokens = [estimate.times(1e6 / n) for n in (n_in, n_out, n_in + n_out)]
-    return Cost(node_hour_usd, use, estimate.times(1e3), *tokens)
-
-
-def fleet_power(
-    nodes: int,
-    node_watts: float,
-    served_qps: float,
-    load: str,
-    lengths: MeanLengths | None,
-    source: str = GIVEN,
-) -> FleetPower:
-    """The power of so many nodes, and its share of each request and of a million output tokens."""
-    watts = nodes * node_watts
-    wh = watts / (served_qps * SECONDS_PER_HOUR)
-    per_tokens = None if lengths is None else wh / lengths.output_tokens * 1e6 / 1e3
-    return FleetPower(node_watts, watts / 1e3, HOURS * watts / 1e3, served_qps, load, wh, per_tokens, source)
-
-
-HOURS, MINUTES = 24, 60
+        tokens = [request_usd.times(1e6 / n) for n in (n_in, n_out, n_in + n_out)]
+    return Cost(node_hour_usd, use, request_usd.times(1e3), *tokens)
 
 
 @dataclass(frozen=True, slots=True)

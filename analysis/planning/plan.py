@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.planning import money, sizing
-from analysis.planning.evidence import Evidence, NotPlannable, Source, evidence_of, expanded, read
+from analysis.planning.evidence import Evidence, NotPlannable, Source, capacities, evidence_of
 from analysis.planning.serve_scaling import ServeSettings
-from analysis.planning.sizing import FleetCapacity, ScalingEfficiency
+from analysis.planning.sizing import FleetCapacity, ScalingEfficiency, ScalingPoint
 from analysis.results import summary
 from analysis.results.runs import RunError
 from analysis.stats.estimate import Estimate
-from conf import ConfigError
 from conf.compose import load_groups
 from conf.specs.planning import Basis, Demand, Margins, Planning
 
@@ -30,6 +29,11 @@ class DemandRates:
     peak_qps: float
     mean_qps: float | None
     hourly_qps: tuple[float, ...]
+
+    @property
+    def served(self) -> tuple[float, str]:
+        """The rate that is served as far as it is known, and which one that is: the mean, else the peak."""
+        return (self.peak_qps, "peak") if self.mean_qps is None else (self.mean_qps, "mean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,7 @@ def plan(
     """
     care = care or Margins()
     load = demand_rates(Demand(peak_qps=float(demand)) if isinstance(demand, int | float) else demand)
-    rest = [evidence_of(other) for other in expanded(others)]
+    rest = [evidence for other in others for evidence in capacities(other)]
     on = evidence_of(source)
     basis: Basis = "low" if on.open_above else care.basis
     service = FleetCapacity(_planning_qps(on, basis), on.nodes, _efficiency(on, rest))
@@ -216,8 +220,8 @@ def demand_rates(demand: Demand) -> DemandRates:
 
 
 def _efficiency(on: Evidence, others: Sequence[Evidence]) -> ScalingEfficiency:
-    if not others:
-        return sizing.alone(on)
+    if not others:  # E = 1, an assumption
+        return ScalingEfficiency((ScalingPoint(on.nodes, on.qps_per_node.value, 0.0),))
     efficiency = sizing.scaling([on, *others])
     if all(other.nodes == on.nodes for other in others):
         raise RunError(
@@ -265,16 +269,23 @@ def _few_spares(nodes: int, service: FleetCapacity, peak_qps: float, care: Margi
 
 def _power(nodes: int, load: DemandRates, on: Evidence, node_watts: float | None) -> money.FleetPower | None:
     """The power of the fleet at the watts that were given, else at those that the run measured."""
-    served, what = _served(load)
-    if node_watts is not None:
-        return money.fleet_power(nodes, node_watts, served, what, on.lengths)
-    if on.node_watts is None:
+    source = on.watts_source if node_watts is None else "as given"
+    node_watts = on.node_watts if node_watts is None else node_watts
+    if node_watts is None:
         return None
-    return money.fleet_power(nodes, on.node_watts, served, what, on.lengths, on.watts_source)
-
-
-def _served(load: DemandRates) -> tuple[float, str]:
-    return (load.peak_qps, "peak") if load.mean_qps is None else (load.mean_qps, "mean")
+    served, what = load.served
+    watts = nodes * node_watts
+    wh = watts / (served * money.SECONDS_PER_HOUR)
+    return money.FleetPower(
+        node_watts=node_watts,
+        fleet_kw=watts / 1e3,
+        kwh_per_day=money.HOURS * watts / 1e3,
+        served_qps=served,
+        load=what,
+        wh_per_request=wh,
+        kwh_per_1m_output_tokens=None if on.lengths is None else wh / on.lengths.output_tokens * 1e6 / 1e3,
+        source=source,
+    )
 
 
 def _day(load: DemandRates, on: Evidence, service: FleetCapacity, care: Margins) -> money.Day | None:
@@ -295,16 +306,17 @@ def _cost(
 ) -> money.FleetCost | None:
     if node_hour_usd is None:
         return None
-    served, what = _served(load)
+    served, what = load.served
     use = served / replace(service, qps_per_node=on.qps_per_node.value).kept_qps(nodes)
     low, high = nodes_at.get("low"), nodes_at.get("high")
-    size_of_fleet = Estimate(
+    fleet = Estimate(
         nodes, None if high is None else min(high, nodes), None if low is None else max(low, nodes)
     )
+    request_usd = fleet.times(node_hour_usd / (served * money.SECONDS_PER_HOUR))
     efficiency = service.kept_qps(nodes) / nodes / service.qps_per_node
     return money.FleetCost(
-        full_use=money.cost_of(on.qps_per_node.times(efficiency), on.lengths, node_hour_usd),
-        planned=money.fleet_cost(size_of_fleet, served, use, on.lengths, node_hour_usd),
+        full_use=money.cost_at(on.qps_per_node.times(efficiency), on.lengths, node_hour_usd),
+        planned=money.cost_of(request_usd, on.lengths, node_hour_usd, use),
         served_qps=served,
         load=what,
     )
@@ -336,27 +348,8 @@ def _by_demand(
     return tuple(points)
 
 
-GROUPS = ("demand", "plan")
-
-
-def of_words(words: Sequence[str], predict: Callable[[Sequence[str]], Source]) -> Plan | NoPlan:
-    """The plan that a command line asks for: folders of runs or words to predict, and words of a plan.
-
-    Raises as `command` does, and ConfigError where both runs and words to predict are given.
-    """
-    runs = [word for word in words if "=" not in word]
-    group_words = [word for word in words if word.partition("=")[0].partition(".")[0] in GROUPS]
-    machine = [word for word in words if word not in (*runs, *group_words)]
-    if runs and machine:
-        raise ConfigError(
-            f"'{machine[0]}' is no word demand.* or plan.*, the only ones of a plan on a run; leave it out, "
-            f"or leave {runs[0]} out to plan on a prediction"
-        )
-    return command(runs, group_words, lambda: predict(machine))
-
-
 def command(
-    sources: Sequence[Source | Path | str],
+    sources: Sequence[Source],
     words: Sequence[str],
     predict: Callable[[], Source] | None = None,
 ) -> Plan | NoPlan:
@@ -379,8 +372,7 @@ def command(
     if not sources and predict:
         sources = [predict()]
     try:
-        opened = [read(source) if isinstance(source, Path | str) else [source] for source in sources]
-        capacities = expanded([capacity for several in opened for capacity in several])
-        return plan(evidence_of(capacities[0]), planning.demand, planning.plan, capacities[1:])
+        first, *others = [evidence for source in sources for evidence in capacities(source)]
+        return plan(first, planning.demand, planning.plan, others)
     except NotPlannable as error:
         return NoPlan(exit_code=error.exit_code, reason=str(error))

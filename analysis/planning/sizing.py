@@ -69,7 +69,12 @@ class ScalingEfficiency:
         """E(nodes) with its 95 % interval by error propagation. Raises ValueError beyond the points."""
         if not self.fewest <= nodes <= self.most:
             raise ValueError(f"E({nodes}) was not measured")
-        return Estimate.of_ln(float(self.at(np.array([nodes]))[0]), self._ln_sd(nodes))
+        x, _ = self._ln()
+        # What interpolation makes of each point's error, less that of the first, by which E is divided.
+        weights = np.array([np.interp(math.log(nodes), x, unit) for unit in np.eye(len(x))])
+        weights[0] -= 1.0
+        variance = sum((w * point.ln_sd) ** 2 for w, point in zip(weights, self.points, strict=True))
+        return Estimate.of_ln(float(self.at(np.array([nodes]))[0]), math.sqrt(variance))
 
     def measured(self) -> list[tuple[int, Estimate]]:
         """Each measured node count with its E, exactly 1 at the fewest; none where only one was measured."""
@@ -81,13 +86,6 @@ class ScalingEfficiency:
     def _ln(self) -> tuple[Floats, Floats]:
         x = np.log([point.nodes for point in self.points])
         return x, np.log([point.qps_per_node / self.points[0].qps_per_node for point in self.points])
-
-    def _ln_sd(self, nodes: int) -> float:
-        """Sd of ln E, by the weights that interpolation gives the points, less one for the first."""
-        x, _ = self._ln()
-        weights = np.array([np.interp(math.log(nodes), x, unit) for unit in np.eye(len(x))])
-        weights[0] -= 1.0
-        return float(math.sqrt(sum((w * p.ln_sd) ** 2 for w, p in zip(weights, self.points, strict=True))))
 
 
 def scaling(runs: Sequence[Source]) -> ScalingEfficiency:
@@ -102,34 +100,21 @@ def scaling(runs: Sequence[Source]) -> ScalingEfficiency:
                 f"{other.name} differs from {evidence[0].name} in {difference}; the efficiency of more nodes "
                 "is that of one service and its lengths, at several node counts"
             )
-    counts = sorted({evidence_row.nodes for evidence_row in evidence})
-    return ScalingEfficiency(
-        tuple(
-            _measured(n, [evidence_row for evidence_row in evidence if evidence_row.nodes == n])
-            for n in counts
-        )
-    )
-
-
-def alone(of: Evidence) -> ScalingEfficiency:
-    """E(n) from one node count: E = 1, an assumption."""
-    return ScalingEfficiency((ScalingPoint(of.nodes, of.qps_per_node.value, 0.0),))
+    counts = sorted({each.nodes for each in evidence})
+    points = (_measured(n, [each for each in evidence if each.nodes == n]) for n in counts)
+    return ScalingEfficiency(tuple(points))
 
 
 def unlike(evidence: Evidence, other: Evidence) -> str:
     """Properties, known of both, in which two capacities differ beside node counts; empty if none."""
     pairs = {key: (value, other.service[key]) for key, value in evidence.service.items()}
     keys = [key for key, (a, b) in pairs.items() if a is not None and b is not None and a != b]
-    return ", ".join(keys) or ("lengths" if lengths_differ(evidence, other) else "")
-
-
-def lengths_differ(evidence: Evidence, other: Evidence) -> bool:
-    """True if prompts, answers or hit rates differ by more than 2 % of the prompt or answer."""
-    if evidence.lengths is None or other.lengths is None:
-        return False
+    if keys or evidence.lengths is None or other.lengths is None:
+        return ", ".join(keys)
     a, b = evidence.lengths, other.lengths
-    pairs = ((a.input_tokens, b.input_tokens), (a.output_tokens, b.output_tokens))
-    return any(abs(math.log(x / y)) > 0.02 for x, y in pairs) or abs(a.prefix_hit - b.prefix_hit) > 0.02
+    apart = math.log(a.input_tokens / b.input_tokens), math.log(a.output_tokens / b.output_tokens)
+    far = [abs(each) > ALIKE for each in (*apart, a.prefix_hit - b.prefix_hit)]
+    return "lengths" if any(far) else ""
 
 
 def _measured(nodes: int, evidence: Sequence[Evidence]) -> ScalingPoint:
@@ -147,6 +132,8 @@ def _measured(nodes: int, evidence: Sequence[Evidence]) -> ScalingPoint:
     return ScalingPoint(nodes, point.qps, point.sd)
 
 
+ALIKE = 0.02
+"""Most by which prompts, answers or hit rates of one service differ, as a share (our choice)."""
 MOST_NODES = 100_000
 """Most nodes that are tried (our choice: ten times the need of 30,000 QPS at 3 QPS per node)."""
 ROUNDING = 1e-9
@@ -255,11 +242,14 @@ def up_probability(needed: int, nodes: int, node_availability: float) -> float:
 
 
 @cache  # draws of a capacity ask for few numbers of nodes, each thousands of times
-def available(needed: int, node_availability: float, target: float) -> Availability:
-    """The fewest nodes of which at least `needed` are up with probability `target`.
+def availability(needed: int, care: Margins) -> Availability | None:
+    """The fewest nodes of which at least `needed` are up as often as the margins of a plan want.
 
-    Raises RunError if that takes more than 100,000.
+    None where they want nothing. Raises RunError if that takes more than 100,000.
     """
+    node_availability, target = care.node_availability, care.target_availability
+    if node_availability is None or target is None:
+        return None
     most = MOST_NODES - needed
     # That with so many more than needed just enough are up: the negative binomial distribution.
     ways = np.concatenate([[0.0], np.cumsum(np.log1p((needed - 1) / np.arange(1, most + 1)))])
@@ -280,13 +270,6 @@ def down_at_once(nodes: int, node_availability: float, target: float) -> int:
         return up_probability(nodes - down, nodes, node_availability)
 
     return bisect_left(range(nodes), target, key=kept)
-
-
-def availability(needed_nodes: int, care: Margins) -> Availability | None:
-    """`available` by the margins of a plan; None where they have no availability."""
-    if care.node_availability is None or care.target_availability is None:
-        return None
-    return available(needed_nodes, care.node_availability, care.target_availability)
 
 
 def fleet(rate_qps: float, service: FleetCapacity, care: Margins) -> int:

@@ -28,28 +28,6 @@ from conf.compose import UNKNOWN
 TRUST = "May the number be believed?"
 MOST_DRAWN = 8
 """Runs on one page whose figures are drawn, so that it stays near 1 MB (our choice)."""
-CAPACITIES = {
-    "run": "run",
-    "verdict": "verdict",
-    "estimate_qps_per_node": "capacity, QPS per node",
-    "low_qps_per_node": "95 % interval from",
-    "high_qps_per_node": "to",
-    "certified_qps_per_node": "certified QPS per node",
-    "interval_of": "interval and certified are of",
-    "binding": "limited by",
-    "layout": "layout",
-    "workload": "workload",
-    "tokens": "lengths",
-    "nodes": "nodes",
-    "engine": "engine",
-    "model": "model",
-    "routing": "routing",
-    "bound_ttft_p90_ms": "bound on p90 TTFT, ms",
-    "bound_tpot_p90_ms": "bound on p90 TPOT, ms",
-    "windows_used": "windows that count",
-    "requests": "requests",
-}
-"""Columns of `tables.capacity_table` with the answer first, and their words."""
 POOLED_OR_COMPARED = ("deployments", "repeats", "compare", MATRIX)
 """Studies with a figure over all parts."""
 RATES = "Every rate in QPS per node, latencies in ms, tokens/s per node (windows.parquet)"
@@ -97,11 +75,10 @@ def of_study(study: Study, out: Path) -> Page:
 def of_runs(runs: Sequence[Run]) -> Page:
     """The page of several runs: capacities in one table, then the main figures of each."""
     title = "Capacity of each run, as far as one is claimed"
-    capacities = (
-        tables.capacity_table(runs).select(list(CAPACITIES)).rename_columns(list(CAPACITIES.values()))
-    )
+    capacities = tables.capacity_table(runs)
+    heads = [field.metadata[b"doc"].decode() for field in capacities.schema]
     shown = (
-        blocks.across(blocks.arrow_table(title, capacities, "not claimed")),
+        blocks.across(blocks.arrow_table(title, capacities.rename_columns(heads), "not claimed")),
         *(figure_block(exhibit, runs) for exhibit in (Comparison, Scaling)),
     )
     claims = "What each run claims; a run that is void or did not end claims nothing."

@@ -1,6 +1,6 @@
 """The answer of the engine model: a capacity, one rate, a replay, the ladder on the virtual clock, a grid."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,7 +206,6 @@ class GridVerdict:
     exit_code: int
 
 
-ASKED = ("model", "hardware", "layout", "routing", "workload", "tokens", "arrivals", "nodes", "seed")
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "gap_ms": "p99 gap of a request", "e2e_ms": "E2E"}
 PLACES = ("p50", "p90", "p99")
 RATES = {
@@ -221,51 +220,27 @@ FORECASTS, REPLAYS = parquet.described("forecasts"), parquet.described("replays"
 
 def grid_rows(cells: Sequence[GridCell], are_replays: bool) -> pa.Table:
     """A row per cell: its words as text, then its figures; null where there is no figure."""
-    known, columns = (REPLAYS, _replay_columns) if are_replays else (FORECASTS, _forecast_columns)
+    known = REPLAYS if are_replays else FORECASTS
     axes = dict.fromkeys((f"experiment.{key}" for cell in cells for key in cell.at), pa.string())
     schema = pa.schema([*axes.items(), *known])
-    return pa.Table.from_pylist([_row(cell, columns) for cell in cells], schema=schema)
+    return pa.Table.from_pylist([_row(cell, known) for cell in cells], schema=schema)
 
 
-def _row(cell: GridCell, figures: Callable[[PredictionVerdict], Mapping[str, object]]) -> dict[str, object]:
-    prediction = cell.prediction
+def _row(cell: GridCell, schema: pa.Schema) -> dict[str, object]:
     row: dict[str, object] = {f"experiment.{key}": str(value) for key, value in cell.at.items()}
-    row |= {"exit_code": cell.answer.exit_code, "reason": cell.answer.reason}
-    if prediction is not None:
-        row |= {name: getattr(prediction.experiment, name) for name in ASKED} | dict(figures(prediction))
-    return row | _with_ends("ratio_to_first", cell.ratio) if cell.ratio else row
-
-
-def _with_ends(name: str, figure: Estimate) -> dict[str, object]:
-    """A figure and its interval as columns."""
-    return {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
-
-
-def _forecast_columns(verdict: PredictionVerdict) -> dict[str, object]:
-    row: dict[str, object] = {
-        f"{limit}_p90_bound_ms": getattr(verdict.experiment.slo, column(limit)) for limit in LIMITS
-    }
-    forecast = verdict.forecast
+    row |= parquet.record_columns(schema, cell.answer) | parquet.estimate_columns(
+        "ratio_to_first", cell.ratio
+    )
+    prediction = cell.prediction
+    if prediction is None:
+        return row
+    experiment, forecast, replay = prediction.experiment, prediction.forecast, prediction.replay
+    row |= parquet.record_columns(schema, experiment, prediction.capacity, replay)
+    row |= {f"{limit}_p90_bound_ms": getattr(experiment.slo, column(limit)) for limit in LIMITS}
     if forecast:
         parts = forecast, forecast.sessions, forecast.noise, forecast.of_capacity, forecast.of_rate
+        row |= parquet.record_columns(schema, *parts)
         row |= {column(limit): ms for limit, ms in forecast.limits_ms.items()}
-        row |= {
-            name: getattr(part, name) for part in parts for name in FORECASTS.names if hasattr(part, name)
-        }
-    if verdict.capacity is None:
-        return row
-    q = verdict.capacity.qps_per_node
-    ends = {f"qps_per_node_{end}": getattr(q, end) for end in ("low", "high", "certified")}
-    named = ("binding", "binding_probability", "open_above", "open_below")
-    return row | {name: getattr(verdict.capacity, name) for name in named} | {"qps_per_node": q.value, **ends}
-
-
-def _replay_columns(verdict: PredictionVerdict) -> dict[str, object]:
-    if verdict.replay is None:
-        return {}
-    row: dict[str, object] = {
-        name: getattr(verdict.replay, name) for name in REPLAYS.names if hasattr(verdict.replay, name)
-    }
-    for name, figure in verdict.replay.figures.items():
-        row |= _with_ends(name.replace(".", "_"), figure) if figure else {}
+    for name, figure in (replay.figures if replay else {}).items():
+        row |= parquet.estimate_columns(name.replace(".", "_"), figure)
     return row

@@ -244,7 +244,7 @@ def rows(ladders: Sequence[tuple[str, LadderFigures]]) -> pa.Table:
 
 
 def _flat(line: LadderLevel) -> dict[str, Any]:
-    row: dict[str, Any] = {name: getattr(line, name) for name in LEVELS.names if hasattr(line, name)}
+    row = parquet.record_columns(LEVELS, line)
     for name, spread in (("total_tok_s", line.total_tok_s_spread), ("p99_s", line.p99_s_spread)):
         if spread:
             row |= {f"{name}_{end}": getattr(spread.mean, end) for end in ("low", "high")}

@@ -27,7 +27,6 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 CAPACITIES = parquet.described("capacities")
 """Schema of `capacity_table`."""
-_WORDS = ("engine", "model", "layout", "routing", "workload", "tokens", "nodes")
 
 
 def percentiles(
@@ -115,7 +114,7 @@ def _capacity_line(run: Run) -> Mapping[str, object]:
     counted = verdict.requests if verdict else None
     line = {
         "run": run.name,
-        **{name: getattr(experiment, name) for name in _WORDS},
+        **parquet.record_columns(CAPACITIES, experiment),
         **{f"bound_{column(limit)}": getattr(experiment.slo, column(limit)) for limit in LIMITS},
         "verdict": summary.word(verdict),
         "requests": counted.rows if counted else run.requests(columns=["seq"]).num_rows,

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from analysis.stats.estimate import Estimate
 from conf.io import durable
 from conf.io.one_line import one_line
 
@@ -59,6 +60,25 @@ def _type(name: str, kinds: Mapping[str, pa.DataType]) -> pa.DataType:
     if name.startswith(LIST):
         return pa.list_(_type(name.removeprefix(LIST), kinds))
     return WORD if name == "word" else kinds.get(name) or pa.type_for_alias(name)
+
+
+def record_columns(schema: pa.Schema, *records: object) -> dict[str, object]:
+    """The columns of a schema that records have as fields, with the ends of an estimate; later ones win."""
+    row: dict[str, object] = {}
+    for record in records:
+        for name in schema.names:
+            value = getattr(record, name, None)
+            if isinstance(value, Estimate):
+                row |= estimate_columns(name, value)
+            elif value is not None:
+                row[name] = value
+    return row
+
+
+def estimate_columns(name: str, figure: Estimate | None) -> dict[str, object]:
+    """An estimate with its ends as columns; none without one."""
+    ends = {"": "value", "_low": "low", "_high": "high", "_certified": "certified"}
+    return {f"{name}{suffix}": getattr(figure, end) for suffix, end in ends.items()} if figure else {}
 
 
 def refuse_foreign(

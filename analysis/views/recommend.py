@@ -6,6 +6,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from analysis.recommendation.ranking import RankedShape, RecommendationVerdict, ShapeRanking
+from analysis.rows import parquet
 from analysis.stats.estimate import span
 from analysis.views.plan import BASES
 from analysis.views.shown import Answer, Fact, Table
@@ -180,23 +181,7 @@ def _grounds(verdict: RecommendationVerdict) -> Iterator[Fact]:
     )
 
 
-TEXT, COUNT, FIGURE, TRUTH = pa.string(), pa.int64(), pa.float64(), pa.bool_()
-COLUMNS = {
-    "prefix_hit": FIGURE,
-    "name layout shape": TEXT,
-    "budget_tokens gpus rank": COUNT,
-    "tied": TRUTH,
-    "nodes nodes_at_low nodes_at_certified nodes_at_estimate nodes_at_high": COUNT,
-    "qps_per_node qps_per_node_low qps_per_node_high qps_per_node_certified": FIGURE,
-    "binding": TEXT,
-    "kv_full": TRUTH,
-    "probability_best": FIGURE,
-    "told_apart": TRUTH,
-    "draws": COUNT,
-    "usd_per_hour": FIGURE,
-    "assumed unranked reason": TEXT,
-}
-RECOMMENDATION = pa.schema([(name, kind) for names, kind in COLUMNS.items() for name in names.split()])
+RECOMMENDATION = parquet.described("recommendation")
 """Columns of the file that --out names: a row for every shape, those without a rank last."""
 
 
@@ -204,20 +189,12 @@ def recommendation_rows(verdict: RecommendationVerdict) -> pa.Table:
     """A row for every predicted shape at every hit rate; null where there is no figure."""
     out: list[dict[str, object]] = []
     for ranking in verdict.rankings:
-        out += [{"prefix_hit": ranking.hit, **_shape_columns(shape)} for shape in ranking.shapes]
+        for shape in ranking.shapes:
+            row = parquet.record_columns(RECOMMENDATION, shape) | {"prefix_hit": ranking.hit}
+            row |= {f"nodes_at_{end}": nodes for end, nodes in shape.nodes_at.items()}
+            out.append(row | {"assumed": ", ".join(shape.assumed)})
         out += [
             {"prefix_hit": ranking.hit, "name": each.name, "unranked": each.kind, "reason": each.reason}
             for each in ranking.unranked
         ]
     return pa.Table.from_pylist(out, schema=RECOMMENDATION)
-
-
-def _shape_columns(shape: RankedShape) -> dict[str, object]:
-    q = shape.qps_per_node
-    return {
-        **{name: getattr(shape, name) for name in RECOMMENDATION.names if hasattr(shape, name)},
-        **{f"nodes_at_{end}": nodes for end, nodes in shape.nodes_at.items()},
-        "qps_per_node": q.value,
-        **{f"qps_per_node_{end}": getattr(q, end) for end in ("low", "high", "certified")},
-        "assumed": ", ".join(shape.assumed),
-    }

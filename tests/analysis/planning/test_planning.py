@@ -12,13 +12,13 @@ from analysis import RunError, planning
 from analysis.figures.comparison import Nodes
 from analysis.planning import Plan
 from analysis.planning.evidence import MeanLengths
-from analysis.planning.money import cost_of, day, fleet_cost, read_hourly
+from analysis.planning.money import cost_at, cost_of, day, read_hourly
 from analysis.planning.sizing import (
     ROUNDING,
     FleetCapacity,
     ScalingEfficiency,
     ScalingPoint,
-    available,
+    availability,
     naive,
     needed,
     size,
@@ -108,10 +108,11 @@ def test_what_no_number_of_nodes_serves_is_said() -> None:
 
 
 def test_an_availability_is_found_wherever_there_are_nodes_for_it() -> None:
-    result = available(50_000, 0.99, 0.999)
-    assert result.nodes == 50_576 and result.reached >= 0.999 > up_probability(50_000, 50_575, 0.99)
+    result = availability(50_000, Margins(node_availability=0.99, target_availability=0.999))
+    assert result is not None and result.nodes == 50_576
+    assert result.reached >= 0.999 > up_probability(50_000, 50_575, 0.99)
     with pytest.raises(RunError, match="needs more than 100000 nodes"):
-        available(100_000, 0.99, 0.5)
+        availability(100_000, Margins(node_availability=0.99, target_availability=0.5))
 
 
 def test_the_probability_of_nodes_that_are_up() -> None:
@@ -137,21 +138,14 @@ def test_almost_always_is_not_called_always() -> None:
 
 def test_the_published_cost() -> None:
     qps = Estimate(18.4, 17.6, 19.1)
-    full = cost_of(qps, LENGTHS, 16.0)
+    full = cost_at(qps, LENGTHS, 16.0)
     assert full.per_1k_requests_usd.value == pytest.approx(0.242, abs=5e-4)
     assert full.per_1m_output_tokens_usd is not None and full.per_1m_total_tokens_usd is not None
     assert full.per_1m_output_tokens_usd.value == pytest.approx(1.73, abs=5e-3)
     assert full.per_1m_total_tokens_usd.value == pytest.approx(0.042, abs=5e-4)
-    at_use = cost_of(qps, LENGTHS, 16.0, use=0.85 / 1.8).per_1m_total_tokens_usd
-    assert at_use is not None and at_use.value == pytest.approx(0.089, abs=5e-4)
     one = full.per_1k_requests_usd
     assert one.low == pytest.approx(16 / 19.1 / 3.6) and one.high == pytest.approx(16 / 17.6 / 3.6)
-
-
-def test_a_fleet_costs_what_its_nodes_cost() -> None:
-    result = fleet_cost(Estimate(14, 13, 14), 100.0, 0.4, LENGTHS, 16.0)
-    assert result.per_1k_requests_usd.value == pytest.approx(14 * 16 / 360)
-    assert result.per_1k_requests_usd.low == pytest.approx(13 * 16 / 360)
+    assert cost_of(Estimate(0.242e-3), LENGTHS, 16.0).per_1k_requests_usd.value == pytest.approx(0.242)
 
 
 def test_full_use_times_the_share_used_is_what_the_fleet_costs() -> None:

@@ -176,22 +176,22 @@ def study(tmp_path: Path, kind: str, code: int = 0) -> Path:
 
 
 def test_a_study_is_planned_on_its_pooled_capacity(tmp_path: Path) -> None:
-    (found,) = evidence.read(study(tmp_path, "deployments"))
+    (found,) = evidence.capacities(study(tmp_path, "deployments"))
     assert found.qps_per_node.low == 5.8 and found.lengths
     assert found.lengths.source.startswith("measured")
 
 
 def test_a_matrix_is_its_cells(tmp_path: Path) -> None:
-    (found,) = evidence.read(study(tmp_path, "matrix"))
+    (found,) = evidence.capacities(study(tmp_path, "matrix"))
     assert found.name == "part-1" and found.qps_per_node.low != 5.8
 
 
 def test_a_comparison_is_none_of_these(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"plan on one of its parts: .*/part-1"):
-        evidence.read(study(tmp_path, "compare"))
+        evidence.capacities(study(tmp_path, "compare"))
     shutil.rmtree(tmp_path / "part-1")
     with pytest.raises(NotPlannable, match="its first cell"):
-        evidence.read(study(tmp_path, "matrix", code=4))
+        evidence.capacities(study(tmp_path, "matrix", code=4))
 
 
 def at_nodes(nodes: int, efficiency: float = 1.0) -> dict[str, Any]:
