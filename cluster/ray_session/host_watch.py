@@ -78,10 +78,13 @@ def connect(host: WatchedHost) -> None:
 
 
 class HostWatch:
-    """Watches hosts in a thread for each, since one that is silent must not delay the others."""
+    """Watches hosts in a thread for each, since one that is silent must not delay the others.
 
-    def __init__(self, reach: Reach = connect) -> None:
-        self._reach = reach
+    A load host that is silent is waited for `patience_s`.
+    """
+
+    def __init__(self, reach: Reach = connect, patience_s: float = 0.0) -> None:
+        self._reach, self.patience_s = reach, patience_s
         self._logs: dict[str, HostLog] = {}
         self._past: list[HostOutage] = []
         self._lock = threading.Lock()

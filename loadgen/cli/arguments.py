@@ -1,6 +1,7 @@
 """Arguments of `python -m loadgen`: verbs, flags, help, and flags without effect. Imports no numpy."""
 
 import argparse
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,66 +11,11 @@ from conf.io.one_line import OneLineParser
 from conf.matrix import PREFIX
 from conf.words import groups
 
-VERBS = {
-    "sweep": "Measure the capacity of a deployed or external service, or of every cell of a grid of them.",
-    "probe": "Offer one load without a search, and judge it.",
-    "predict": "Answer from the engine model alone: direct simulation on a virtual clock, of one point or a "
-    "grid.",
-    "compare": "Measure two services on the same requests.",
-    "recommend": "Rank the shapes of a node by the nodes that a demand needs, and say what to measure to be "
-    "sure.",
-    "quality": "Ask two configurations the same questions, idle or under load: same, degraded or undecided.",
-    "progressive": "Run the MI325X paper's benchmark: by the engine model alone, or over HTTP.",
-    "recipe": "Record the probes from which the engine model's constants are fitted.",
-    "resume": "Recover what a killed run or study left, and continue it.",
-}
-"""One sentence on each verb."""
+TABLE = tomllib.loads(Path(__file__).with_name("verbs.toml").read_text())
+VERBS: dict[str, dict[str, Any]] = TABLE["verbs"]
+FLAGS: dict[str, dict[str, Any]] = {f"--{name}": facts for name, facts in TABLE["flags"].items()}
 WORDS_HELP = "choices and values, in any order"
-OWN_WORDS = {
-    "resume": "the run folder to continue",
-    "compare": "two config.yaml, or words a.key=value and b.key=value; the rest holds for both",
-    "quality": "two run folders, or words a.key=value and b.key=value; the rest holds for both",
-}
-LOADING = ("sweep", "probe", "compare", "quality", "progressive", "recipe", "resume", "recommend")
-"""Verbs that may put load on a service."""
-MEASURING = ("sweep", "probe", "compare", "quality", "recipe")
-"""Verbs whose answer is a new folder of a run or a study."""
 LIVE = "--live"
-FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "--require": (
-        ("probe",),
-        {"action": "store_true", "help": "pass or fail rate_qps as soon as it is clear"},
-    ),
-    "--sensitivity": (
-        ("predict",),
-        {"action": "store_true", "help": "effect of each constant on the answer"},
-    ),
-    "--out": (
-        ("predict", "progressive", "recommend"),
-        {"type": Path, "metavar": "FILE", "help": "write the answers to FILE.parquet, FILE.csv or FILE.json"},
-    ),
-    "--requests": (
-        ("predict",),
-        {
-            "type": Path,
-            "metavar": "FILE",
-            "help": "write a row per request of requests=N to FILE.parquet or FILE.csv",
-        },
-    ),
-    "--measure": (
-        ("recommend",),
-        {"action": "store_true", "help": "measure the shapes that its proposals name"},
-    ),
-    LIVE: (
-        LOADING,
-        {
-            "metavar": "[HOST:]PORT",
-            "help": "follow the load in a browser, on this machine at PORT (0: one that is free); with HOST "
-            "others reach the page too, without a password",
-        },
-    ),
-}
-"""Flags that only some verbs have: those verbs, and what argparse is told."""
 EXIT_CODES = (
     "exit codes: 0 valid; 1 internal error; 2 wrong usage; 3 a bound is missed; 4 measurement void;\n"
     "5 target or deployment failed; 6 valid, but not shown;\n"
@@ -95,27 +41,33 @@ def parser(verb: str, description: str | None) -> argparse.ArgumentParser:
         f"{choices}\n\n{EXIT_CODES}",
     )
     top.add_argument("verb", choices=list(VERBS), help=argparse.SUPPRESS if verb else "the act")
-    top.add_argument("words", nargs="*", metavar="key=value", help=OWN_WORDS.get(verb, WORDS_HELP))
+    own = VERBS.get(verb, {})
+    top.add_argument("words", nargs="*", metavar="key=value", help=own.get("words", WORDS_HELP))
     top.add_argument("--config", type=Path, metavar="FILE", help="start from the config.yaml of a run folder")
     top.add_argument(
         "--dry-run", action="store_true", help="print what differs from the defaults, and the plan"
     )
     top.add_argument("--all", action="store_true", help="with --dry-run: print the whole configuration")
     top.add_argument("--json", action="store_true", help="JSON lines on stdout, the result last")
-    for flag, (verbs, settings) in FLAGS.items():
-        of = {} if verb in verbs else {"help": argparse.SUPPRESS}
+    for flag, facts in FLAGS.items():
+        settings = {name: value for name, value in facts.items() if name != "verbs"}
+        if "type" in settings:
+            settings["type"] = Path
         if not verb:
-            of = {"help": f"{', '.join(verbs)}: {settings['help']}"}
-        names = (flag, "-o") if flag == "--out" and verb in verbs else (flag,)
-        top.add_argument(*names, **{**settings, **of})
-    if verb in MEASURING:
+            settings["help"] = f"{', '.join(facts['verbs'])}: {facts['help']}"
+        elif verb not in facts["verbs"]:
+            settings["help"] = argparse.SUPPRESS
+        names = (flag, "-o") if flag == "--out" and verb in facts["verbs"] else (flag,)
+        top.add_argument(*names, **settings)
+    if own.get("measures"):
         top.add_argument("-o", dest="run_folders", metavar="FOLDER", help="folder for runs, as out=FOLDER")
     return top
 
 
 def refuse_idle_flags(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for a flag without effect, and for a page whose port cannot be listened on."""
-    for flag, (verbs, _) in FLAGS.items():
+    for flag, facts in FLAGS.items():
+        verbs = facts["verbs"]
         is_set = getattr(arguments, flag.removeprefix("--")) not in (None, False)
         is_written = flag in ("--out", "--requests", "--sensitivity")
         if is_set and (arguments.verb not in verbs or (is_written and arguments.dry_run)):

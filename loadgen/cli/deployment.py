@@ -11,11 +11,12 @@ from cluster.deployment.service_reports import check_router
 from cluster.deployment.warmup import DeployError, WarmupRequests
 from cluster.preflight.gpus import PowerMeter
 from cluster.preflight.preflight import expected_of, inspect
+from cluster.ray_session.host_watch import HostWatch
 from cluster.ray_session.session import Session, open_session
 from conf import Experiment
 from conf.io.http_get import DEFAULT_ACCESS
 from conf.specs.experiment import SimulatedEngine
-from loadgen.cli.service import Hosts, warming_requests, watched
+from loadgen.cli.service import follow_hosts, warming_requests, watched
 from loadgen.fleet.ray_actors import RayActors
 from loadgen.run.endpoint import TargetError, models_of
 from loadgen.run.jobs import Service
@@ -125,7 +126,7 @@ def _served(
     deployment: Deployment,
     preflight: Mapping[str, Any],
     meter: PowerMeter | None,
-    hosts: Hosts,
+    hosts: HostWatch,
 ) -> Service:
     """The running service, its router checked, with the function that waits for its recovery.
 
@@ -145,7 +146,7 @@ def _served(
     described = deployment.described
     replicas = [*described["replicas"].values(), *described["prefill"].values()]
     nodes = {replica["node"]: replica["host"] for replica in replicas}
-    hosts.follow({urlsplit(front).hostname or "", *nodes.values()})
+    follow_hosts(hosts, experiment, {urlsplit(front).hostname or "", *nodes.values()})
     unknown = "" if meter else NO_GPU.format(experiment.engine.kind)
     if meter and len(set(nodes.values())) < len(nodes):
         meter, unknown = None, SHARED_MACHINE

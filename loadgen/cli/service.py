@@ -6,8 +6,8 @@ Ray is imported only for a service of ours and for a cluster that is joined.
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from cluster.deployment.warmup import DeployError, ReplicaWarmer, WarmupRequests
 from cluster.ray_session.host_watch import HostWatch
 from cluster.ray_session.own_machine import PlacementError, SessionError
 from conf import Experiment
-from conf.host_outage import HostOutage
 from conf.io.http_get import Access
 from loadgen.fleet.load_actor import Actors
 from loadgen.fleet.local_actors import LocalActors
@@ -45,33 +44,22 @@ def service(experiment: Experiment, emit: Emit) -> Iterator[Service]:
         raise TargetError(str(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Hosts:
-    """The watched hosts of a joined cluster, and the wait for a load host; one machine has none to watch."""
-
-    watch: HostWatch
-    is_joined: bool
-    patience_s: float
-
-    def outages(self) -> list[HostOutage]:
-        """All outages so far."""
-        return self.watch.outages()
-
-    def follow(self, serving: Collection[str]) -> None:
-        """Watch the alive hosts from now on; those at these addresses serve."""
-        if self.is_joined:
-            from cluster.ray_session.session import watched_hosts
-
-            with suppress(SessionError):  # then the hosts are watched that were watched before
-                self.watch.follow(watched_hosts(serving))
-            self.watch.settle()
+def watched(experiment: Experiment) -> AbstractContextManager[HostWatch]:
+    """Watches hosts within the block, once it follows some."""
+    return closing(HostWatch(patience_s=experiment.cluster.recovery_s))
 
 
-@contextmanager
-def watched(experiment: Experiment) -> Iterator[Hosts]:
-    with closing(HostWatch()) as watch:
-        cluster = experiment.cluster
-        yield Hosts(watch, cluster.session == "address", cluster.recovery_s)
+def follow_hosts(watch: HostWatch, experiment: Experiment, serving: Collection[str] = ()) -> None:
+    """Watch the alive hosts of a joined cluster from now on; those at the addresses `serving` serve.
+
+    One machine has none to watch.
+    """
+    if experiment.cluster.session == "address":
+        from cluster.ray_session.session import watched_hosts
+
+        with suppress(SessionError):  # then the hosts are watched that were watched before
+            watch.follow(watched_hosts(serving))
+        watch.settle()
 
 
 @contextmanager
@@ -81,12 +69,11 @@ def _external(experiment: Experiment, emit: Emit) -> Iterator[Service]:
     checked = "answer" if reported else "are not asked for their models"
     emit("connecting", text=f"{len(urls)} endpoint(s) {checked}; starting the load actors")
     with _load_hosts(experiment) as actors, watched(experiment) as hosts:
-        hosts.follow(())
-        metrics_urls = {url: f"{url}/metrics" for url in urls}
+        follow_hosts(hosts, experiment)
         served = Service(
             urls,
             reported=reported,
-            metrics_urls=metrics_urls,
+            metrics_urls={url: f"{url}/metrics" for url in urls},
             actors=actors,
             access=access,
             power_unknown=NOT_OURS,

@@ -36,8 +36,7 @@ class Driver:
     """One run over a target; `emit(kind, **facts)` gets every decision.
 
     `warmed_qps` is the highest rate per node whose users the caches of the service know. A `watcher` gets the
-    running window every few seconds, and changes nothing. `budget_s` is the load that the search may spend,
-    in seconds; None without a search.
+    running window every few seconds, and changes nothing. `is_search` once a search with a budget goes on.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Driver:
         self.warmed_qps = 0.0
         self.counted_ns = 0
         self.watcher: Callable[[WindowSoFar], None] | None = None
-        self.budget_s: Callable[[], float | None] = lambda: None
+        self.is_search = False
 
     @property
     def plan(self) -> LoadPlan:
@@ -78,9 +77,14 @@ class Driver:
         """Seconds of load after the warm-up, those of earlier sessions included."""
         return self.feed.elapsed_s()
 
+    @property
+    def budget_s(self) -> float | None:
+        """Seconds of load that the search may spend; None without a search."""
+        return self.windows.search.budget_s if self.is_search else None
+
     def announce(self, plan: WindowPlan, window: Window) -> None:
         """Report what is offered next, and the real seconds of load until the budget is spent."""
-        budget_s = self.budget_s()
+        budget_s = self.budget_s
         self.emit(
             "window",
             index=plan.index,
@@ -100,7 +104,7 @@ class Driver:
             longest_s = self.plan.slo.tokens_s(workload.output_tokens.mean)
             # That many answers are in flight when each takes as long as the bounds allow.
             fits = plan.rate_qps * self.plan.nodes * longest_s
-            self.await_answers(last.index, self.windows.patience_s(), fits=fits)
+            self.await_answers(last.index, self.windows.search.settle_s, fits=fits)
 
     def offer_piece(
         self, index: int, piece: int, rate_qps: float, seconds: float, last: bool = False
@@ -153,8 +157,7 @@ class Driver:
             self.feed.wait_until(self.feed.target.now_ns() + step_ns)
             now_ns = self.feed.target.now_ns()
             spent_s = (now_ns - self.feed.free_ns) / NS + self.elapsed_s()
-            budget_s = self.budget_s()
-            self.watcher(self.windows.so_far(window, self.feed.samples, now_ns, spent_s, budget_s))
+            self.watcher(self.windows.so_far(window, self.feed.samples, now_ns, spent_s, self.budget_s))
         self.feed.wait_until(until_ns)
 
     def _overload(self, window: Window, at_ns: int) -> str | None:
@@ -190,7 +193,7 @@ class Driver:
             return
         if run_out:
             self._run_out(self.windows.outcomes[-1].counts)
-        index, limit_s = self.windows.outcomes[-1].plan.index, self.windows.patience_s()
+        index, limit_s = self.windows.outcomes[-1].plan.index, self.windows.search.settle_s
         self.await_answers(index, limit_s, until_done=True)
         self.loss.refuse_fault(only_if_felt=True)
         self.windows.recount(self.feed.target.now_ns())
@@ -198,7 +201,7 @@ class Driver:
     def _run_out(self, last: WindowCounts) -> None:
         if last.aborted or not last.weight or last.median_e2e_s is None:
             return
-        seconds, index = min(RUN_OUT * last.median_e2e_s, self.windows.patience_s()), last.index + 1
+        seconds, index = min(RUN_OUT * last.median_e2e_s, self.windows.search.settle_s), last.index + 1
         # A session that goes on draws the window itself.
         self.offer_piece(index, RUN_OUT_PIECE, last.rate_qps / self.plan.nodes, seconds, last=True)
 

@@ -114,7 +114,7 @@ class LossRecovery:
             raise TargetLost(f"{lost}; {still}") from still
         # What was in flight when the service was lost would count as the next window's queue.
         index = len(self.windows.outcomes)
-        feed.poll(lambda: in_flight(self.answerable(index)), self.windows.patience_s())
+        feed.poll(lambda: in_flight(self.answerable(index)), self.windows.search.settle_s)
         affected = self._affected(lost_ns)
         waited_s = (target.now_ns() - lost_ns) / NS / feed.plan.time_scale
         facts = {"reason": str(lost), "windows": affected, "waited_s": waited_s}

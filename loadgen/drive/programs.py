@@ -34,6 +34,7 @@ def focus(driver: Driver) -> WindowPlan | Stop:
 
 def sweep(driver: Driver, choose: Callable[[Driver], WindowPlan | Stop] = focus) -> Stop:
     """Load what `choose` says until the budget or the search ends it; returns why. Raises TargetLost."""
+    driver.is_search = True
     warm_up(driver)
     while True:
         try:

@@ -30,6 +30,7 @@ from analysis.rows import failures, metrics
 from analysis.stats.quantiles import quantile
 from conf.host_outage import HostOutage
 from conf.specs.bounds import PER_REQUEST, Bound, allowed_over, metric_of
+from conf.specs.experiment import Search
 from loadgen.drive import service_loss
 from loadgen.drive.load_feed import Ledger, LoadPlan, Past
 from loadgen.drive.service_loss import invalidated
@@ -74,9 +75,13 @@ class Windows:
         """Rows of a window and of its neighbours, as known now; those in flight are `pending`."""
         return self.ledger.rows(index - 1, index, index + 1)
 
-    def patience_s(self) -> float:
-        """The longest that a backlog has to be answered, in seconds."""
-        return fitted(self.plan.search, self.plan.begin, self.outcomes).settle_s
+    @property
+    def search(self) -> Search:
+        """The search with times and budget for answers that last as long as those so far.
+
+        Its `settle_s` is the longest that a backlog has to be answered.
+        """
+        return fitted(self.plan.search, self.plan.begin, self.outcomes)
 
     def loss_in(self, index: int) -> str:
         """The way in which the service was lost in a window that is over; empty if it was not."""

@@ -38,7 +38,6 @@ from loadgen.run.progress import Emit
 from loadgen.run.run_folder import RunFolder, checksums, manifest, read_files, sha256_of
 from loadgen.run.run_hosts import RunHosts
 from loadgen.run.samplers import IDLE_S, PowerSampler, Scraper
-from loadgen.search.pacing import fitted
 from loadgen.search.window_plan import Start
 from loadgen.traffic import trace
 
@@ -165,10 +164,15 @@ class RunLifecycle:
                 plan = LoadPlan.from_experiment(self.experiment, service.replicas, start)
                 self._hosts = hosts = RunHosts(service.hosts, fleet)
                 self._driver = driver = Driver(
-                    fleet, plan, self.emit, self.folder.plan, self._fault, self.folder.tell, repair
+                    fleet,
+                    plan,
+                    self.emit,
+                    self.folder.plan,
+                    lambda: self._service.fault() if self._service else None,
+                    self.folder.tell,
+                    repair,
                 )
                 driver.windows.outages, driver.watcher = hosts.outages, self._watched
-                driver.budget_s = self._budget_s
                 if self._past is not None:
                     driver.restore(self._past)
                 self._job.service = service
@@ -192,18 +196,8 @@ class RunLifecycle:
 
     def _watched(self, far: WindowSoFar) -> None:
         """Show the running window as it stands, and write it into the folder for other viewers."""
-        tree = to_tree(far)
-        self.folder.write_json(state.FILE, tree)
+        self.folder.write_json(state.FILE, tree := to_tree(far))
         self._show(state.KIND, **tree)
-
-    def _budget_s(self) -> float | None:
-        if self._job.verb != "sweep" or self._driver is None:
-            return None
-        plan, outcomes = self._driver.plan, self._driver.windows.outcomes
-        return fitted(plan.search, plan.begin, outcomes).budget_s
-
-    def _fault(self) -> str | None:
-        return self._service.fault() if self._service else None
 
     def _repair(self) -> frozenset[str] | None:
         """Wait until the service is whole again and load it from then on; returns the replicas to expect.
@@ -317,19 +311,14 @@ class RunLifecycle:
             # Those that replaced others are among them by now.
             self._manifest["load_actors"] = [member.described() for member in self._fleet.members]
         if self._hosts:
-            self._manifest["hosts"] = self._hosts.table(rows, self._replica_hosts())
+            servers = [*self._manifest.get("servers_before", []), self._manifest.get("server", {})]
+            self._manifest["hosts"] = self._hosts.table(rows, servers)
         self._manifest["ended_at"] = datetime.now(UTC).isoformat()
         self._manifest["host"]["load_average_at_end"] = os.getloadavg()
         self._manifest["files"] = checksums(self.folder.path)
         self.folder.write_json("manifest.json", self._manifest)
         self.folder.event("end", exit_code=verdict.exit_code, reason=verdict.reason)
         return verdict
-
-    def _replica_hosts(self) -> dict[str, str]:
-        """The address of every replica that served this session."""
-        servers = [*self._manifest.get("servers_before", []), self._manifest.get("server", {})]
-        replicas = [item for server in servers for item in server.get("replicas", {}).items()]
-        return {replica: facts["host"] for replica, facts in replicas if "host" in facts}
 
     def _power(self, verdict: RunVerdict, rows: pa.Table) -> PowerFigures:
         try:

@@ -1,6 +1,7 @@
 """The hosts of a run: their outages on the run's clock, and the table of them for the manifest."""
 
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,17 +40,18 @@ class RunHosts:
             clients=frozenset(member.client_id for member in members),
         )
 
-    def table(self, rows: pa.Table, replicas: Mapping[str, str]) -> list[dict[str, Any]]:
+    def table(self, rows: pa.Table, servers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """A row for each host: role, address, offset of its wall clock, lost seconds, requests.
 
-        `replicas` maps the ids of replicas to addresses. A load host's requests are those that it
+        `servers` are what each generation of the service reported. A load host's requests are those that it
         sent, a serving node's those that it answered.
         """
         by_client, by_replica = (_counts(rows, name) for name in ("client_id", "replica_id"))
         hosts: dict[str, dict[str, Any]] = {}
-        for replica, address in replicas.items():
-            host = hosts.setdefault(address, {"address": address, "role": "serves", "requests": 0})
-            host["requests"] += by_replica.get(replica, 0)
+        for replica, facts in ChainMap(*(dict(server.get("replicas", {})) for server in servers)).items():
+            if address := facts.get("host"):
+                host = hosts.setdefault(address, {"address": address, "role": "serves", "requests": 0})
+                host["requests"] += by_replica.get(replica, 0)
         for member in self.fleet.members:
             if member.place:
                 address = member.place.address

@@ -133,7 +133,7 @@ COMPUTED = ("predict", "progressive", "recommend")
 """Verbs whose dry run asks the engine model."""
 DRY = [
     pytest.param(line, marks=[pytest.mark.slow] if shlex.split(line)[3] in COMPUTED else [])
-    for line in examples(loadgen.__main__.__doc__)
+    for line in examples(loadgen.__main__.description(""))
     if shlex.split(line)[3] not in OF_A_RUN and "--sensitivity" not in line
 ]
 
@@ -148,7 +148,7 @@ def test_a_verb_has_help_with_flags_and_examples_of_its_own(
     shown = examples(output.partition("examples:")[2])
     assert ended.value.code == 0 and shown
     assert all(f"{line} ".startswith(f"python -m loadgen {verb} ") for line in shown)
-    foreign = [flag for flag, (verbs, _) in grammar.FLAGS.items() if verb not in verbs]
+    foreign = [flag for flag, facts in grammar.FLAGS.items() if verb not in facts["verbs"]]
     assert not [flag for flag in foreign if f"  {flag}" in output.partition("options:")[2]]
 
 

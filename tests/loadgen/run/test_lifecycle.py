@@ -309,7 +309,8 @@ def test_the_table_has_role_clock_lost_seconds_and_requests_of_each_host(hosts: 
     rows = pa.Table.from_pylist(
         [{"client_id": 4, "replica_id": replica} for replica in ("r0", "r0", "r1", None)], records.PROGRESS
     )
-    node, load = hosts.table(rows, {"r0": "10.0.0.2"})
+    replicas = {"r0": {"host": "10.0.0.2"}, "r1": {}}
+    node, load = hosts.table(rows, [{"replicas": replicas}, {"replicas": replicas}, {}])
     assert node == {"address": "10.0.0.2", "role": "serves", "requests": 2, "lost_s": 12.0}
     assert (load["name"], load["role"], load["requests"], load["lost_s"]) == ("load1", "load", 4, 30.0)
     assert load["clock_offset_ms"] == pytest.approx(3000, abs=50)
