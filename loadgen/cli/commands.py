@@ -135,7 +135,6 @@ def _ladder_experiment(words: Sequence[str], arguments: argparse.Namespace) -> E
     """One model's experiment with the workload of its levels, of which even the longest fits."""
     experiment = checked_experiment(arguments.verb, words, arguments.config)
     experiment = published_ladder.with_level_workload(experiment)
-    published_ladder.is_virtual(experiment)
     refuse_misfit(published_ladder.longest(experiment))
     return experiment
 

@@ -47,7 +47,6 @@ def checked(words: Sequence[str], config: Path | None, sensitivity: bool = False
         key = "rate_qps" if experiment.rate_qps else "concurrency"
         raise ConfigError(f"--sensitivity explains a capacity; leave {key}=... out")
     engine_model.refuse_queue_limits(experiment.engine)
-    replay.refuse(experiment)
     if experiment.concurrency:
         replay.played(experiment, engine_model.simulate)  # some engines play no closed loop
     return experiment

@@ -20,6 +20,7 @@ from conf.specs.request_sizes import tokens_of
 from conf.specs.rules import check_rules
 from conf.specs.search import Progressive
 from conf.words import groups
+from loadgen.predict import replay
 from loadgen.prompts import text_pool
 from loadgen.run import endpoint
 from loadgen.traffic import trace
@@ -99,6 +100,11 @@ class Command:
     def replays(self) -> bool:
         """True if requests of a number are replayed on the engine model."""
         return self.verb == "predict" and self.experiment.is_replay
+
+    @property
+    def unseen_limit(self) -> str:
+        """A bound whose latency a replay does not see; empty without one."""
+        return replay.unseen_limit(self.experiment.slo) if self.replays else ""
 
     @property
     def has_levels(self) -> bool:

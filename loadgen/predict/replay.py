@@ -19,7 +19,7 @@ from analysis.rows import records
 from analysis.rows.metrics import tpot_ms, ttft_ms
 from analysis.stats.estimate import Estimate
 from analysis.stats.quantiles import quantile
-from conf import ConfigError, Experiment
+from conf import Experiment
 from conf.constants import replaced
 from conf.specs.bounds import ITL_WITHIN, JOINT, Limit, Slo, label, metric_of, quantile_of
 from loadgen.fleet.rows import plan_table
@@ -28,7 +28,7 @@ from loadgen.predict.draws import drawn
 from loadgen.predict.operating_point import Simulate, Simulated
 from loadgen.predict.uncertainty import DRAWS, ParallelMap, interval_end
 from loadgen.traffic.schedule import NS, ArrivalSchedule, Floats
-from loadgen.traffic.traffic import MOST_SEED, Traffic
+from loadgen.traffic.traffic import Traffic
 
 SEEDS = 16
 """Other seeds of the same replay, to see how far chance moves the answer (our choice)."""
@@ -36,8 +36,6 @@ STUDENT_T = 2.1314
 """97.5 % quantile of Student's t with SEEDS - 1 degrees of freedom."""
 SAME = 1e-9
 """Relative difference below which two figures differ by rounding alone."""
-MOST_REQUESTS = 50_000
-"""A longer replay is a steady state, which rate_qps without requests answers at less cost (our choice)."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 FIGURES = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "gap_ms", "e2e": "e2e_ms"}
 """Names of the printed latencies by those of their bounds, which call the late gap of a request its ITL."""
@@ -48,43 +46,16 @@ Figures = Mapping[str, float | None]
 """Figures by name; None where one does not apply."""
 
 
-def refuse(experiment: Experiment) -> None:
-    """Raise ConfigError for what a replay does not support."""
-    if not experiment.is_replay:
-        return
-    workload, slo, seed = experiment.workload, experiment.slo, experiment.seed
+def unseen_limit(slo: Slo) -> str:
+    """The first of the bounds whose latency a replay does not see; empty without one."""
     unseen = [label(limit) for limit in slo.limits if metric_of(limit) in UNSEEN]
     unseen += ["slo.itl_within"] if slo.itl_within != ITL_WITHIN else []
-    if unseen:
-        raise ConfigError(f"a replay of requests=... does not know {unseen[0]}; leave it out")
-    if workload.has_sessions:
-        raise ConfigError(
-            "a replay begins with an empty service, which has no sessions yet; leave workload.sessions and "
-            "workload.conversations out, or requests=... and concurrency=..."
-        )
-    if experiment.streams > 1:
-        raise ConfigError(
-            f"requests=... come to one service but routing=per_node makes {experiment.streams}; use "
-            "routing=leastconn or one node"
-        )
-    if workload.arrivals.kind == "trace":
-        raise ConfigError("workload.arrivals.kind=trace has requests of its own; leave requests=... out")
-    if workload.arrivals.kind == "vllm_bench" and seed > MOST_SEED:
-        raise ConfigError(f"seed={seed}: vllm bench serve takes 0 to {MOST_SEED}")
-    if (count := requests_of(experiment)) > MOST_REQUESTS:
-        raise ConfigError(
-            f"requests={count} are more than the {MOST_REQUESTS} of a replay; lower them, or ask for the "
-            "steady state: rate_qps=... alone"
-        )
-
-
-def requests_of(experiment: Experiment) -> int:
-    return experiment.closed_requests if experiment.requests is None else experiment.requests
+    return unseen[0] if unseen else ""
 
 
 def planned(experiment: Experiment, number: int = 0) -> ArrivalSchedule:
     """The requests; every `number` above 0 draws anew what the seed leaves to chance."""
-    traffic, seed, count = Traffic(experiment.workload), experiment.seed, requests_of(experiment)
+    traffic, seed, count = Traffic(experiment.workload), experiment.seed, experiment.closed_requests
     if held := experiment.concurrency:
         return traffic.closed(count, held, 0, window_index=number, first_seq=0, seed=seed)
     assert experiment.rate_qps, "a replay has a rate or a concurrency"
@@ -131,7 +102,7 @@ def predict(
     )
     schedule = planned(experiment)
     forecast = ReplayForecast(
-        requests=requests_of(experiment),
+        requests=experiment.closed_requests,
         concurrency=experiment.concurrency,
         rate_qps_per_node=experiment.rate_qps,
         input_tokens=float(schedule.input_tokens.mean()),

@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -264,13 +264,16 @@ class Asking:
         answered: Callable[[AskedPrompt, AnswerRecord], bool],
     ) -> None:
         self._questions, self._pace, self._ask, self._answered = questions, pace, ask, answered
-        self._enough = threading.Event()
-        self._room = threading.Semaphore(pace.in_flight)
-        self._one_at_a_time = threading.Lock()
-        self._threads = ThreadPoolExecutor(pace.in_flight + 1, thread_name_prefix=THREADS)
+        self._enough, self._one_at_a_time = threading.Event(), threading.Lock()
+        self._threads = ThreadPoolExecutor(pace.in_flight, thread_name_prefix=THREADS)
 
     def __enter__(self) -> "Asking":
-        self._feeding: Future[None] = self._threads.submit(self._feed)
+        # The pool begins them in this order, each as soon as it is due and a thread is free.
+        begin_s, apart_s = time.monotonic(), 1 / self._pace.per_s if self._pace.per_s else 0.0
+        self._pending = [
+            self._threads.submit(self._one, question, begin_s + number * apart_s)
+            for number, question in enumerate(self._questions)
+        ]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -279,26 +282,15 @@ class Asking:
 
     def is_over(self) -> bool:
         """True once every question is answered or enough are. Raises the error that ended the asking."""
-        if not self._feeding.done():
+        if not all(question.done() for question in self._pending):
             return False
-        self._feeding.result()
+        for question in self._pending:
+            question.result()
         return True
 
-    def _feed(self) -> None:
-        """Ask one question after the other at the pace, then wait for the last answers."""
-        began_s, pending = time.monotonic(), []
-        for number, question in enumerate(self._questions):
-            if self._pace.per_s:
-                due_s = began_s + number / self._pace.per_s
-                self._enough.wait(max(0.0, due_s - time.monotonic()))
-            self._room.acquire()
-            if self._enough.is_set():
-                break
-            pending.append(self._threads.submit(self._one, question))
-        for prompt in pending:
-            prompt.result()
-
-    def _one(self, question: AskedPrompt) -> None:
+    def _one(self, question: AskedPrompt, due_s: float) -> None:
+        if self._enough.wait(max(0.0, due_s - time.monotonic())):
+            return
         try:
             answer = self._ask(question)
             with self._one_at_a_time:
@@ -307,8 +299,6 @@ class Asking:
         except BaseException:
             self._enough.set()
             raise
-        finally:
-            self._room.release()
 
 
 @dataclass(frozen=True, slots=True)

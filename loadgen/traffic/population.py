@@ -162,17 +162,22 @@ CHUNK_TURNS, SHORTEST_S, LONGEST_S = 16_384, 60.0, 1200.0
 """A band is played in chunks that hold about this many turns, within these bounds of time."""
 KEPT_S = 600.0
 """Chunks further back than this from the last request for turns are dropped, and played again if needed."""
+COLUMNS = "input_tokens output_tokens session turn character character_tokens persona_tokens history_cut"
+"""Fields of a turn that are columns of a schedule."""
 
 
 class SessionPopulation:
-    """All sessions of a seed, played as far as requested. Time begins at 0, in the stationary state."""
+    """All sessions of a seed, played as far as requested, and schedules of their turns.
+
+    One population lives through all windows of a run. Time begins at 0, in the stationary state.
+    """
 
     def __init__(self, spec: Conversations, seed: int) -> None:
         self._talk, self._seed = SessionProcess(spec, seed), seed
         self._bands: dict[int, _Band] = {}
 
     def turns(self, rate_qps: float, start_s: float, end_s: float) -> Rows:
-        """The turns (`sessions.TURN`) of all sessions at a rate that are due in [start, end), by due time."""
+        """The turns (`TURN`) of all sessions at a rate that are due in [start, end), by due time."""
         parts = [np.empty(0, dtype=TURN)]
         for number in range(BANDS):
             if _edge(number) >= rate_qps:
@@ -188,6 +193,32 @@ class SessionPopulation:
         while len(turns) < count:
             turns, number = np.concatenate([turns, self._band(number).before]), number + 1
         return turns[np.argsort(turns["mark"], kind="stable")][:count]
+
+    def draw(
+        self, rate_qps: float, bounds_ns: Bounds, *, window_index: int, first_seq: int
+    ) -> ArrivalSchedule:
+        """The turns of all sessions that are due within the phases."""
+        start_ns, end_ns = span_ns(bounds_ns)
+        rows = self.turns(rate_qps, start_ns / NS, end_ns / NS)
+        due_ns = (rows["due_s"] * NS).astype(np.int64).clip(start_ns, end_ns - 1)
+        return self._schedule(rows, due_ns, phases_of(due_ns, bounds_ns), window_index, first_seq)
+
+    def warm_up(self, due_ns: Ints, first_seq: int) -> ArrivalSchedule:
+        """The last turns before time 0 of as many sessions, sent at `due_ns` as the untimed warm-up."""
+        return self._schedule(self.before(len(due_ns)), due_ns, np.zeros_like(due_ns), -1, first_seq)
+
+    def _schedule(
+        self, rows: Rows, due_ns: Ints, phase: Ints, window_index: int, first_seq: int
+    ) -> ArrivalSchedule:
+        columns: dict[str, Any] = {name: rows[name].astype(np.int64) for name in COLUMNS.split()}
+        return ArrivalSchedule(
+            window_index=window_index,
+            seq=np.arange(first_seq, first_seq + len(rows), dtype=np.int64),
+            due_ns=due_ns,
+            phase=phase,
+            shared_tokens=np.full(len(rows), self._talk.spec.system_tokens, dtype=np.int64),
+            **columns,
+        )
 
     def _band(self, number: int) -> "_Band":
         if number not in self._bands:
@@ -264,46 +295,3 @@ class _Band:
 
 def _edge(number: int) -> float:
     return 0.0 if number == 0 else 2.0 ** (number - 1)
-
-
-COLUMNS = "input_tokens output_tokens session turn character character_tokens persona_tokens history_cut"
-
-
-class ConversationTraffic:
-    """Draws the turns of one population, which lives through all windows of a run."""
-
-    def __init__(self, spec: Conversations) -> None:
-        self._spec = spec
-        self._current: tuple[int, SessionPopulation] | None = None
-
-    def draw(
-        self, rate_qps: float, bounds_ns: Bounds, *, window_index: int, first_seq: int, seed: int
-    ) -> ArrivalSchedule:
-        """The turns of all sessions that are due within the phases."""
-        start_ns, end_ns = span_ns(bounds_ns)
-        rows = self._population(seed).turns(rate_qps, start_ns / NS, end_ns / NS)
-        due_ns = (rows["due_s"] * NS).astype(np.int64).clip(start_ns, end_ns - 1)
-        return self._schedule(rows, due_ns, phases_of(due_ns, bounds_ns), window_index, first_seq)
-
-    def warm_up(self, due_ns: Ints, *, first_seq: int, seed: int) -> ArrivalSchedule:
-        """The last turns before time 0 of as many sessions, sent at `due_ns` as the untimed warm-up."""
-        rows = self._population(seed).before(len(due_ns))
-        return self._schedule(rows, due_ns, np.zeros_like(due_ns), -1, first_seq)
-
-    def _population(self, seed: int) -> SessionPopulation:
-        if self._current is None or self._current[0] != seed:
-            self._current = seed, SessionPopulation(self._spec, seed)
-        return self._current[1]
-
-    def _schedule(
-        self, rows: Rows, due_ns: Ints, phase: Ints, window_index: int, first_seq: int
-    ) -> ArrivalSchedule:
-        columns: dict[str, Any] = {name: rows[name].astype(np.int64) for name in COLUMNS.split()}
-        return ArrivalSchedule(
-            window_index=window_index,
-            seq=np.arange(first_seq, first_seq + len(rows), dtype=np.int64),
-            due_ns=due_ns,
-            phase=phase,
-            shared_tokens=np.full(len(rows), self._spec.system_tokens, dtype=np.int64),
-            **columns,
-        )

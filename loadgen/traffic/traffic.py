@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from conf.specs.experiment import Arrivals, Workload
 from loadgen.traffic import trace
-from loadgen.traffic.population import ConversationTraffic
+from loadgen.traffic.population import SessionPopulation
 from loadgen.traffic.prefix_sharing import begins, reusable_tokens
 from loadgen.traffic.schedule import (
     NS,
@@ -107,26 +107,15 @@ def _gaps(arrivals: Arrivals, count: int, rng: np.random.Generator) -> Floats:
     return rng.standard_exponential(size=count)
 
 
-MOST_SEED = 2**32 - 1
-"""Largest seed of numpy's legacy generator, which that tool seeds."""
-
-
 def bench_arrivals_s(
     requests: int, rate_qps: float, seed: int = 0, burstiness: float = 1.0
 ) -> NDArray[np.float64]:
     """Due times of `requests` requests in seconds from the start of the load, as `vllm bench serve` has them.
 
     Gaps are gamma distributed with the shape `burstiness`; all times are scaled so that the last is due at
-    requests / rate_qps, as in vLLM 0.32.0 without a ramp (`get_request`). Raises ValueError for arguments
-    that the tool could not draw.
+    requests / rate_qps, as in vLLM 0.32.0 without a ramp (`get_request`). numpy's legacy generator, which
+    that tool seeds, takes 32 bits.
     """
-    if requests < 1 or not 0 < rate_qps < np.inf or not 0 < burstiness < np.inf:
-        raise ValueError(
-            f"arrivals of {requests} requests at {rate_qps:g} QPS with burstiness {burstiness:g}: all must "
-            "be positive and finite"
-        )
-    if not 0 <= seed <= MOST_SEED:
-        raise ValueError(f"seed={seed}: vllm bench serve takes 0 to {MOST_SEED}")
     gaps_s = np.random.RandomState(seed).gamma(burstiness, 1 / (rate_qps * burstiness), size=requests)
     due_s = np.cumsum(gaps_s)
     if due_s[-1] == 0:  # so bursty that every gap is zero in floating point: that tool scales nothing either
@@ -222,7 +211,7 @@ class Traffic:
         self._workload = workload
         self.trace = trace.workload_trace(workload)
         self._arrivals = OpenArrivals(workload.arrivals, self.trace)
-        self._conversations = ConversationTraffic(workload.conversations) if workload.conversations else None
+        self._people: dict[int, SessionPopulation] = {}
 
     @property
     def longest_request_tokens(self) -> int:
@@ -256,11 +245,9 @@ class Traffic:
         independent processes with equal parts of the rate, one for each node. `piece` numbers the parts of a
         window that is drawn in several.
         """
-        if self._conversations:
+        if people := self._population(seed):
             assert not isinstance(rate_qps, Profile) and not streams, "refused by the experiment"
-            return self._conversations.draw(
-                rate_qps, bounds_ns, window_index=window_index, first_seq=first_seq, seed=seed
-            )
+            return people.draw(rate_qps, bounds_ns, window_index=window_index, first_seq=first_seq)
         seed += PIECE_SEEDS * piece
 
         def drawn(stream: int, parts: int) -> ArrivalSchedule:
@@ -289,6 +276,12 @@ class Traffic:
             self._schedule(replayed, phase, lines, window_index=window_index, first_seq=first_seq, seed=seed)
         )
 
+    def _population(self, seed: int) -> SessionPopulation | None:
+        """The users of a seed, kept through all windows; None without conversations."""
+        if self._workload.conversations and seed not in self._people:
+            self._people = {seed: SessionPopulation(self._workload.conversations, seed)}
+        return self._people.get(seed)
+
     def _begun(self, schedule: ArrivalSchedule) -> ArrivalSchedule:
         """The schedule with what its prompts share, where a trace says it."""
         trace = self.trace
@@ -310,8 +303,8 @@ class Traffic:
         """The untimed warm-up: `count` requests of the usual lengths, `gap_ns` apart, to streams in turn."""
         order = np.arange(count, dtype=np.int64)
         due_ns = start_ns + gap_ns * order
-        if self._conversations:
-            return self._conversations.warm_up(due_ns, first_seq=first_seq, seed=seed)
+        if people := self._population(seed):
+            return people.warm_up(due_ns, first_seq)
         phase = np.zeros_like(order)
         schedule = self._schedule(due_ns, phase, window_index=-1, first_seq=first_seq, seed=seed)
         return replace(schedule, stream=order % streams) if streams else schedule

@@ -244,6 +244,7 @@ SWEPT = {
     f"{EXTERNAL} engine.time_scale=5": "belongs to engine=simulated",
     "probe engine.time_scale=5 concurrency=4": "is a closed loop: engine.time_scale=5 would multiply the way",
     "predict engine.time_scale=5": "predict has no real clock; leave engine.time_scale out",
+    "recipe cluster=laptop_4n": "measures one node, not cluster.nodes=4",
     "recipe engine.time_scale=5": "recipe measures on the real clock, not at engine.time_scale=5",
     "progressive progressive.runs=0": "must be 1 to 100",
     "progressive progressive.profile=quick progressive.requests_per_user=10": "leave progressive.profile out",

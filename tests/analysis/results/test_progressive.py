@@ -173,7 +173,7 @@ def test_rows_stand_beside_what_was_published_whatever_it_is_called(name: str, c
     shipped = of(name)
     if changed == "model.kv_cache=fp8" and shipped.model.kv_cache == "fp8":
         changed = "model.kv_cache=bf16"
-    asked = of(name, changed, "cluster.gpus_per_node=16")
+    asked = of(name, changed, "cluster.gpus_per_node=16", "progressive.clock=wall")
     levels = published_ladder.levels(asked)
     assert not any(level.published for level in levels)
     assert [level.prompt_tokens for level in levels] == [

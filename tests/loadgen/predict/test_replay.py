@@ -18,6 +18,7 @@ from conf.matrix import matrix
 from conf.specs.experiment import Arrivals
 from loadgen.__main__ import main
 from loadgen.cli import engine_model
+from loadgen.cli.words import experiment_of
 from loadgen.predict import grid, replay
 from loadgen.predict.operating_point import Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -111,7 +112,7 @@ def test_every_bound_that_a_replay_sees_is_judged() -> None:
     assert verdict.probe.missed == ["ttft"]
     for unseen in ("slo.queue_p90_ms=5", "slo.itl_pooled_p99_ms=5", "slo.itl_within=0.9"):
         with pytest.raises(ConfigError, match="a replay of requests"):
-            replay.refuse(load(["rate_qps=8", "requests=9", unseen]))
+            experiment_of("predict", ["rate_qps=8", "requests=9", unseen], None)
 
 
 def test_a_bound_missed_ends_with_its_code_and_says_so() -> None:

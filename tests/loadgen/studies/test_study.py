@@ -324,16 +324,9 @@ def test_a_part_that_was_void_is_measured_anew_and_nothing_else(tmp_path: Path) 
     assert kept["exit_code"] == summary.EXIT_VOID
 
 
-@pytest.mark.parametrize(
-    ("words", "guess_qps", "says"),
-    [
-        ([], None, "needs rate_qps="),
-        (["cluster=laptop_4n"], 5.0, "measures one node, not cluster.nodes=4"),
-    ],
-)
-def test_what_makes_no_recipe_is_refused(words: list[str], guess_qps: float | None, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        calibration_probes.CalibrationStudy(load(words), guess_qps)
+def test_a_recipe_without_any_rate_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs rate_qps="):
+        calibration_probes.CalibrationStudy(load([]))
 
 
 def test_a_study_without_a_result_cannot_be_calibrated(tmp_path: Path) -> None:
