@@ -25,7 +25,7 @@ from analysis.results.json_border import json_line
 from analysis.results.predictions import GridVerdict, PredictionVerdict
 from analysis.results.recount import rejudge
 from analysis.results.runs import RunError, load_run, refuse_out
-from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from analysis.results.summary import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE
 from analysis.results.verdicts import Verdict
 from analysis.views import answers, recommend, side_by_side
 from analysis.views import plan as plan_view
@@ -45,24 +45,15 @@ Tree = dict[str, Any]
 
 def done(verb: str, arguments: argparse.Namespace) -> int:
     """Do a verb and return its exit code."""
-    try:
-        return _done(verb, arguments)
-    except (RunError, ConfigError) as error:
-        terminal.error(error)
-        damaged = isinstance(error, locations.NewerError | locations.AlteredError)
-        return EXIT_INTERNAL if damaged else EXIT_USAGE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output is gone.
-        terminal.give_up_stdout()
-        return EXIT_INTERNAL
-    except OSError as error:
-        terminal.error(reason(error))
-        return EXIT_INTERNAL
-    except pa.ArrowException as error:
-        terminal.error(f"a table holds what no run wrote: {reason(error)}")
-        return EXIT_USAGE
+
+    def act() -> int:
+        try:
+            return _done(verb, arguments)
+        except pa.ArrowException as error:
+            raise RunError(f"a table holds what no run wrote: {reason(error)}") from error
+
+    damaged = (locations.NewerError, EXIT_INTERNAL), (locations.AlteredError, EXIT_INTERNAL)
+    return terminal.exit_code(act, *damaged, (RunError, EXIT_USAGE), (ConfigError, EXIT_USAGE))
 
 
 def _done(verb: str, arguments: argparse.Namespace) -> int:

@@ -43,11 +43,11 @@ from cluster.ray_session.own_machine import (
 )
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
-from conf.io.one_line import OneLineParser, hint, nearest, reason
+from conf.io.one_line import OneLineParser, hint, nearest
 from conf.specs.experiment import VllmEngine
 from conf.words import groups
 
-EXIT_OK, EXIT_INTERNAL, EXIT_USAGE, EXIT_CLUSTER, EXIT_INTERRUPTED = 0, 1, 2, 5, 130
+EXIT_OK, EXIT_USAGE, EXIT_CLUSTER = 0, 2, 5
 TARGETS = ("kuberay", "ray-up", "systemd")
 
 
@@ -83,24 +83,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser(__doc__).parse_intermixed_args(typed, argparse.Namespace(typed=typed))
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, signal.default_int_handler)
-    try:
+
+    def act() -> int:
         target = _target(arguments)
         return _render(arguments, target) if target else preflight(arguments)
-    except (PlacementError, SessionError) as error:
-        terminal.error(error)
-        return EXIT_CLUSTER
-    except ValueError as error:  # ConfigError is one
-        terminal.error(error)
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output is gone.
-        terminal.give_up_stdout()
-        return EXIT_INTERNAL
-    except OSError as error:
-        terminal.error(reason(error))
-        return EXIT_INTERNAL
+
+    # A ConfigError is a ValueError.
+    ours = (PlacementError, EXIT_CLUSTER), (SessionError, EXIT_CLUSTER)
+    return terminal.exit_code(act, *ours, (ValueError, EXIT_USAGE))
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

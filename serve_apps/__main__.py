@@ -35,7 +35,7 @@ from serve_apps.vllm_engine.rendering import Rendering, calibration_text, render
 from serve_apps.vllm_recipes import recipes, vllm_flags
 from serve_apps.vllm_recipes.model_folder import write_folder
 
-EXIT_OK, EXIT_INTERNAL, EXIT_USAGE = 0, 1, 2
+EXIT_OK, EXIT_USAGE = 0, 2
 VERSION = "vllm_version"
 MACHINE = ("model", "hardware", "layout")
 
@@ -43,16 +43,12 @@ MACHINE = ("model", "hardware", "layout")
 def main(argv: Sequence[str] | None = None) -> int:
     """Act on the words and return the exit code: 0, or 2 for wrong usage or a contradiction."""
     arguments = _parser().parse_intermixed_args(argv)
-    try:
+
+    def act() -> int:
         terminal.data(_answer(arguments))
-    except ValueError as error:  # ConfigError is one
-        terminal.error(error)
-        return EXIT_USAGE
-    except BrokenPipeError:
-        # The reader of our output is gone.
-        terminal.give_up_stdout()
-        return EXIT_INTERNAL
-    return EXIT_OK
+        return EXIT_OK
+
+    return terminal.exit_code(act, (ValueError, EXIT_USAGE))  # a ConfigError is one
 
 
 def _answer(arguments: argparse.Namespace) -> str:

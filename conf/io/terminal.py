@@ -4,14 +4,15 @@ import io
 import os
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from typing import TextIO
 
 from conf.io.check import ConfigError
-from conf.io.one_line import one_line, printable
+from conf.io.one_line import one_line, printable, reason
 
 STDOUT, STDERR = 1, 2
+EXIT_INTERNAL, EXIT_INTERRUPTED = 1, 130
 WIDEST = 100
 """Most columns of a line on any terminal: longer ones are hard to read (our choice)."""
 NARROWEST = 40
@@ -41,10 +42,29 @@ def note(line: str) -> None:
     tell(printable(line), sys.stderr)
 
 
-def error(reason: object) -> None:
+def error(why: object) -> None:
     """Write the reason of a failed command to stderr: a line, or one for each of a ConfigError's reasons."""
-    for line in reason.reasons if isinstance(reason, ConfigError) else [str(reason)]:
+    for line in why.reasons if isinstance(why, ConfigError) else [str(why)]:
         note(f"error: {one_line(line, MOST_OF_AN_ERROR)}")
+
+
+def exit_code(act: Callable[[], int], *codes: tuple[type[Exception], int]) -> int:
+    """The exit code of a command, with one line on stderr for what went wrong.
+
+    `codes` are those of errors that say what to do, an error before those of which it is one.
+    """
+    try:
+        return act()
+    except tuple(kind for kind, _ in codes) as refusal:
+        error(refusal)
+        return next(code for kind, code in codes if isinstance(refusal, kind))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output is gone; a run folder, if any, is complete
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+    except OSError as failure:
+        error(reason(failure))
+    return EXIT_INTERNAL
 
 
 def _columns(stream: TextIO) -> int:
@@ -86,11 +106,6 @@ def _is_real(stream: TextIO) -> bool:
         return stream.fileno() == STDOUT
     except (OSError, io.UnsupportedOperation):
         return False
-
-
-def give_up_stdout() -> None:
-    """Discard all further output: its reader is gone."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
 
 
 HANG = 2

@@ -16,7 +16,6 @@ from analysis.results.verdicts import Verdict
 from analysis.views import answers
 from conf import ConfigError, Experiment
 from conf.io import terminal
-from conf.io.one_line import reason
 from conf.matrix import matrix
 from loadgen.cli import arguments as typed
 from loadgen.cli import engine_model, machine, output, prediction, recommending, two_sides
@@ -191,19 +190,12 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command of a verb; returns its exit code, with one line on stderr for what went wrong."""
-    try:
+
+    def command() -> int:
         typed.refuse_idle_flags(arguments)
         return COMMANDS[arguments.verb](arguments)
-    except (ConfigError, RunError) as error:
-        terminal.error(error)
-        damaged = isinstance(error, AlteredError | NewerError)
-        return summary.EXIT_INTERNAL if damaged else summary.EXIT_USAGE
-    except KeyboardInterrupt:
-        return summary.EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output is gone; the run folder, if any, is complete.
-        terminal.give_up_stdout()
-        return summary.EXIT_INTERNAL
-    except OSError as error:
-        terminal.error(reason(error))
-        return summary.EXIT_INTERNAL
+
+    damaged = (AlteredError, summary.EXIT_INTERNAL), (NewerError, summary.EXIT_INTERNAL)
+    return terminal.exit_code(
+        command, *damaged, (RunError, summary.EXIT_USAGE), (ConfigError, summary.EXIT_USAGE)
+    )

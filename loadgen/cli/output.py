@@ -23,7 +23,7 @@ from analysis.views import answers
 from analysis.views import recommend as recommend_view
 from conf import Experiment, load
 from conf.compose import UNKNOWN, dump
-from conf.io import terminal
+from conf.io import durable, terminal
 from conf.io.one_line import one_line, reason
 from conf.keys import differences, flat
 from conf.specs.workload import Conversations
@@ -121,31 +121,21 @@ def write_report(verdict: RunVerdict | StudyVerdict) -> None:
 def write(out: Path, table: pa.Table, whole: Mapping[str, Any]) -> None:
     """Write the file of `--out`: `table` as Parquet or CSV, or `whole` as JSON, complete or not at all.
 
-    In CSV what is unknown is empty and what is infinite `inf`; in JSON null and "inf". Raises ValueError for
-    another suffix.
+    In CSV what is unknown is empty and what is infinite `inf`; in JSON null and "inf".
     """
-    if out.suffix not in SUFFIXES:
-        raise ValueError(f"{out}: must end in one of {', '.join(SUFFIXES)}")
     if out.suffix == ".parquet":
-        return parquet.write(table, out)
-    part = out.with_name(out.name + ".tmp")
-    try:
-        if out.suffix == ".csv":
-            pyarrow.csv.write_csv(_without_nan(table), part, pyarrow.csv.WriteOptions(quoting_style="needed"))
-        else:
-            part.write_text(json.dumps(finite(dict(whole)), indent=1, default=str), encoding="utf-8")
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _without_nan(table: pa.Table) -> pa.Table:
-    """The table with null in place of NaN, which CSV would write as a word."""
-    for index, field in enumerate(table.schema):
-        if pa.types.is_floating(field.type):
-            column = table.column(index)
-            table = table.set_column(index, field, pc.if_else(pc.is_nan(column), None, column))
-    return table
+        parquet.write(table, out)
+        return
+    with durable.replacing(out) as file:
+        if out.suffix == ".json":
+            file.write(json.dumps(finite(dict(whole)), indent=1, default=str).encode())
+            return
+        for index, field in enumerate(table.schema):
+            if pa.types.is_floating(field.type):  # NaN would be a word
+                column = table.column(index)
+                known = pc.if_else(pc.is_nan(column), None, column)
+                table = table.set_column(index, field, known)
+        pyarrow.csv.write_csv(table, file, pyarrow.csv.WriteOptions(quoting_style="needed"))
 
 
 # The plan of a run.
