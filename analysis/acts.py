@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from analysis import exchange, planning
 from analysis import report as pages
+from analysis.calibration.fit import RecordedLoad, Served
 from analysis.calibration.fit import calibrate as calibrate_probes
 from analysis.calibration.forward import ForwardWork, calibrate_forward
-from analysis.calibration.observed import RecordedLoad, Served
 from analysis.planning import serve_scaling as scaling
 from analysis.planning.plan import Plan
 from analysis.planning.serve_scaling import ServeFront, ServeSettings

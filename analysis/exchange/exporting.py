@@ -7,7 +7,6 @@ in spreadsheets, one that begins like a formula has an apostrophe before it.
 """
 
 import json
-import math
 import sys
 from collections.abc import Iterator
 from io import BytesIO
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from analysis.results.json_border import finite
 from analysis.results.runs import Run, RunError, load_run, refuse_out
 from analysis.rows import metrics, records
 from conf.io import durable, terminal
@@ -68,8 +68,7 @@ def csv(run: Run) -> Iterator[str]:
 def jsonl(run: Run) -> Iterator[str]:
     """Blocks of lines, each line one object of strict JSON."""
     for batch in batches(run):
-        rows = [{name: _strict(value) for name, value in row.items()} for row in _texts(batch).to_pylist()]
-        yield "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in rows)
+        yield "".join(f"{json.dumps(finite(row), allow_nan=False)}\n" for row in _texts(batch).to_pylist())
 
 
 def batches(run: Run) -> Iterator[pa.Table]:
@@ -124,8 +123,3 @@ def _flat(rows: pa.Table) -> pa.Table:
     for name, column in columns.items():
         rows = rows.set_column(rows.schema.get_field_index(name), name, column)
     return rows
-
-
-def _strict(value: object) -> object:
-    """A value of strict JSON: null for NaN, the word for an infinite number."""
-    return None if value != value else "inf" if value == math.inf else value

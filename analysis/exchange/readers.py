@@ -36,11 +36,12 @@ Tree = Mapping[str, Any]
 def read(trees: Sequence[Any], path: Path) -> Iterator[Foreign]:
     """The loads in the JSON values of a file. Raises RunError for one of no known tool."""
     first = trees[0]
-    if all(isinstance(tree, dict) and _is_aiperf(tree) for tree in trees):
+    are_objects = all(isinstance(tree, dict) for tree in trees)
+    if are_objects and all(isinstance(tree.get("metadata"), dict) and "metrics" in tree for tree in trees):
         yield _aiperf(trees, path)
-    elif len(trees) == 1 and isinstance(first, dict) and _is_guidellm(first):
+    elif are_objects and len(trees) == 1 and "guidellm_version" in (first.get("metadata") or {}):
         yield from _guidellm(first, path)
-    elif all(isinstance(tree, dict) and tree.keys() >= VLLM_SUMMARY for tree in trees):
+    elif are_objects and all(tree.keys() >= VLLM_SUMMARY for tree in trees):
         for number, tree in enumerate(trees, 1):
             yield _vllm_bench(tree, path, f"line {number}" if len(trees) > 1 else "")
     else:
@@ -129,10 +130,6 @@ GUIDELLM_NOTES = (
     'its "inter token latency" is what is TPOT here; its "time per output token" contains the TTFT',
     "gaps between single tokens are not in the file: ITL is unknown",
 )
-
-
-def _is_guidellm(tree: Tree) -> bool:
-    return "guidellm_version" in (tree.get("metadata") or {}) and isinstance(tree.get("benchmarks"), list)
 
 
 def _guidellm(tree: Tree, path: Path) -> Iterator[Foreign]:
@@ -237,10 +234,6 @@ AIPERF_OWN = {
     "e2e_from_send": "request_latency",
 }
 AIPERF_NOTES = (DUE_UNKNOWN, LENGTH_UNKNOWN, 'its "inter token latency" is what is TPOT here')
-
-
-def _is_aiperf(tree: Tree) -> bool:
-    return isinstance(tree.get("metadata"), dict) and "metrics" in tree
 
 
 def _aiperf(lines: Sequence[Tree], path: Path) -> Foreign:

@@ -56,7 +56,8 @@ class Address:
 
         A page of a stranger, whose name he lets point to this machine, sends that name. A number is no name.
         """
-        name = _without_port(host.strip().lower())
+        host = host.strip().lower()
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if name in LOCAL_NAMES or name == self.host.lower():
             return True
         if self.is_loopback:
@@ -79,13 +80,6 @@ class Address:
             f"{flag} {self.host}:{self.port}: cannot listen there ({error.strerror or reason(error)}); "
             "choose another port, or 0 for one that is free"
         )
-
-
-def _without_port(host: str) -> str:
-    """The host of a Host header: `localhost:8080` and `[::1]:8080` without their ports."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
 
 
 def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

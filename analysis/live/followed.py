@@ -68,8 +68,9 @@ def _run(path: Path, _stamps_of_files: Stamps) -> LiveState:
     nodes = _nodes(path, _stamps(path, CONFIG, MANIFEST, SWEEP))
     ended = has_ended and (path / SWEEP).exists()
     ending = _ending(path, _object(_tail(path / SWEEP)).get("exit_code")) if ended else None
-    state = replace(state, run_id=run_id, verb=verb, nodes=nodes, heard_s=_heard_s(path))
-    return state.concluded(ending)
+    newest_s = max(_changed_s(path / name) for name in (EVENTS, MANIFEST, FILE, SWEEP))
+    heard_s = time.monotonic() - max(0.0, time.time() - newest_s)
+    return replace(state, run_id=run_id, verb=verb, nodes=nodes, heard_s=heard_s).concluded(ending)
 
 
 @lru_cache(maxsize=2)
@@ -93,10 +94,9 @@ def _study(path: Path) -> LiveState:
     runs = locations.run_folders(path)[-MOST_PARTS:]
     if not runs:
         return LiveState(run_id=path.name, phase="no run of this study has begun")
-    shown = max(runs, key=lambda run: (not _has_ended(run), _changed_s(run / EVENTS)))
-    parts = tuple(
-        WatchedPart(one_line(str(run.relative_to(path))), _has_ended(run), run == shown) for run in runs
-    )
+    ended = {run: (run / SWEEP).exists() for run in runs}
+    shown = max(runs, key=lambda run: (not ended[run], _changed_s(run / EVENTS)))
+    parts = tuple(WatchedPart(one_line(str(run.relative_to(path))), ended[run], run == shown) for run in runs)
     name = f"{one_line(path.resolve().name)}/{parts[runs.index(shown)].name}"
     ending = _study_ending(path, _stamps(path, locations.STUDY, REPORT))
     return replace(look(shown), run_id=name, parts=parts).concluded(ending)
@@ -175,21 +175,11 @@ def _nodes(run: Path, _files: Stamps) -> int | None:
         return None
 
 
-def _has_ended(run: Path) -> bool:
-    return (run / SWEEP).exists()
-
-
 def _changed_s(file: Path) -> float:
     try:
         return file.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _heard_s(run: Path) -> float:
-    """The clock (`time.monotonic`) when the newest of a run's files was written."""
-    newest = max(_changed_s(run / name) for name in (EVENTS, MANIFEST, FILE, SWEEP))
-    return time.monotonic() - max(0.0, time.time() - newest)
 
 
 def _ending(path: Path, exit_code: object) -> Ending:

@@ -32,15 +32,6 @@ def screen(state: LiveState, width: int, height: int, newest: WindowSoFar | None
     return [printable(line)[:width] for line in lines][:height]
 
 
-def budget_bar(elapsed_s: float, budget_s: float, width: int) -> str:
-    """A bar of the budget that is spent, with the time left, on the run's clock."""
-    left_s = max(0.0, budget_s - elapsed_s)
-    clocks = f" {clock(elapsed_s)} of {clock(budget_s)}, {clock(left_s)} left"
-    room = max(1, width - len(clocks) - 2)
-    full = round(room * min(1.0, elapsed_s / budget_s)) if budget_s > 0 else room
-    return f"[{'#' * full}{'.' * (room - full)}]{clocks}"
-
-
 def interval_axis(belief: Belief, beliefs: Sequence[Belief], width: int) -> str:
     """The interval of the capacity on an axis that all intervals of the run share: `|` is the estimate.
 
@@ -109,17 +100,16 @@ def _phase(state: LiveState, newest: WindowSoFar | None, width: int) -> Iterator
     if name:
         yield name
     if newest is not None and newest.budget_s:
-        yield budget_bar(newest.elapsed_s, newest.budget_s, width)
-    yield from _wrapped(f"{_of_about(state, newest)}{state.phase}", width)
-
-
-def _of_about(state: LiveState, newest: WindowSoFar | None) -> str:
-    """The number of the running window and about how many there will be, at the pace so far."""
-    done = len(state.windows)
-    if state.now is None or newest is None or not newest.budget_s or not done or newest.elapsed_s <= 0:
-        return ""
-    to_come = (newest.budget_s - newest.elapsed_s) * done / newest.elapsed_s
-    return f"window {done + 1} of about {done + max(1, round(to_come))}: "
+        left_s = max(0.0, newest.budget_s - newest.elapsed_s)
+        clocks = f" {clock(newest.elapsed_s)} of {clock(newest.budget_s)}, {clock(left_s)} left"
+        room = max(1, width - len(clocks) - 2)
+        full = round(room * min(1.0, newest.elapsed_s / newest.budget_s))
+        yield f"[{'#' * full}{'.' * (room - full)}]{clocks}"
+    done, of_about = len(state.windows), ""
+    if state.now and newest and newest.budget_s and done and newest.elapsed_s > 0:  # at the pace so far
+        to_come = (newest.budget_s - newest.elapsed_s) * done / newest.elapsed_s
+        of_about = f"window {done + 1} of about {done + max(1, round(to_come))}: "
+    yield from _wrapped(f"{of_about}{state.phase}", width)
 
 
 def _running(now: WindowSoFar | None, width: int) -> Iterator[str]:

@@ -8,12 +8,13 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
+from types import MappingProxyType
 from typing import Any
 
 from analysis.live import prometheus_text
@@ -43,6 +44,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 PLAIN = "text/plain; charset=utf-8"
+Headers = Mapping[str, str]
+NO_HEADERS: Headers = MappingProxyType({})
 
 
 class LiveServer(ThreadingHTTPServer):
@@ -155,33 +158,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with what the path names."""
-        routes: dict[str, Callable[[], None]] = {
-            "/": self._page,
-            "/events": self._events,
-            "/state": self._state,
-            "/metrics": self._metrics,
-        }
+        path, view = self.path.partition("?")[0], self.server.view
         if not self.server.address.is_named(self.headers.get("Host", "")):
             self._answer(b"this name is not the one that was asked for\n", PLAIN, HTTPStatus.FORBIDDEN)
-        elif route := routes.get(self.path.partition("?")[0]):
-            route()
+        elif path == "/":
+            html, policy = live_page(view.text(view.state))
+            self._answer(html, "text/html; charset=utf-8", more={"Content-Security-Policy": policy})
+        elif path == "/events":
+            self._events()
+        elif path == "/state":
+            self._answer(f"{view.text(view.state)}\n".encode(), "application/json")
+        elif path == "/metrics":
+            self._answer(prometheus_text.metrics_page(view.state), prometheus_text.KIND)
         else:
             self._answer(b"/, /events, /state, /metrics\n", PLAIN, HTTPStatus.NOT_FOUND)
 
     do_HEAD = do_GET
-
-    def _page(self) -> None:
-        html, policy = live_page(self._text())
-        self._answer(html, "text/html; charset=utf-8", more={"Content-Security-Policy": policy})
-
-    def _text(self) -> str:
-        return self.server.view.text(self.server.view.state)
-
-    def _state(self) -> None:
-        self._answer(f"{self._text()}\n".encode(), "application/json")
-
-    def _metrics(self) -> None:
-        self._answer(prometheus_text.metrics_page(self.server.view.state), prometheus_text.KIND)
 
     def _events(self) -> None:
         """States as they change, until the reader is gone or the view closes; the last one is always sent."""
@@ -214,17 +206,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(f"{status.phrase}\n".encode(), PLAIN, status)
 
     def _answer(
-        self,
-        body: bytes,
-        kind: str,
-        status: HTTPStatus = HTTPStatus.OK,
-        more: Mapping[str, str] | None = None,
+        self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, more: Headers = NO_HEADERS
     ) -> None:
-        self._head_of(kind, status, {"Content-Length": str(len(body)), **(more or {})})
+        self._head_of(kind, status, {"Content-Length": str(len(body)), **more})
         if self.command != "HEAD":
             self._send(body)
 
-    def _head_of(self, kind: str, status: HTTPStatus, more: Mapping[str, str]) -> None:
+    def _head_of(self, kind: str, status: HTTPStatus, more: Headers) -> None:
         self.send_response(status)
         for name, value in {"Content-Type": kind, **HEADERS, **more}.items():
             self.send_header(name, value)
@@ -253,6 +241,5 @@ def live_page(text: str) -> tuple[bytes, str]:
     # JSON needs these letters in strings only, where it may write them so; HTML then ends nothing early.
     safe = text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
     nonce = secrets.token_urlsafe()
-    return TEMPLATE.read_text().replace(NONCE, nonce).replace(FIRST_STATE, safe).encode(), POLICY.format(
-        nonce
-    )
+    html = TEMPLATE.read_text().replace(NONCE, nonce).replace(FIRST_STATE, safe)
+    return html.encode(), POLICY.format(nonce)

@@ -183,9 +183,13 @@ class LiveState:
             return replace(self, now=_read(WindowSoFar, event) or self.now)
         if kind == BEGAN:
             run_id, verb = (str(event.get(key, "")) for key in ("run_id", "verb"))
-            return LiveState(run_id, verb, _count(event.get("nodes")) or 1, log=self.log)
+            nodes = event.get("nodes")
+            return LiveState(run_id, verb, nodes if type(nodes) is int and nodes else 1, log=self.log)
         if kind == "window":
-            return replace(self, phase=_phase(event), now=None)
+            rate = event.get("rate_qps_per_node")
+            at = f" at {rate:.3f} QPS per node" if isinstance(rate, int | float) else ""
+            phase = f"{event.get('kind', 'window')} {event.get('index', '')}{at}: {event.get('reason', '')}"
+            return replace(self, phase=phase, now=None)
         if kind in ("window_done", "window_final"):
             return self._over(event)
         if not isinstance(text, str):
@@ -194,9 +198,13 @@ class LiveState:
 
     def _over(self, event: Mapping[str, Any]) -> "LiveState":
         """With a window that is over, or with the final figures of one."""
-        window, belief = done_window(event), _belief(event.get("capacity"))
+        window, tree, belief = done_window(event), event.get("capacity"), None
         if window is None:
             return self
+        if isinstance(tree, Mapping):
+            windows = tree.get("windows")
+            count = len(windows) if isinstance(windows, list | tuple) else 0
+            belief = _read(Belief, {**tree, "windows": count})
         newest = (belief,) if belief else ()
         if event["event"] == "window_final":
             windows = tuple(window if done.index == window.index else done for done in self.windows)
@@ -220,12 +228,6 @@ class LiveState:
         return replace(self, now=None if ending else self.now, ending=ending)
 
 
-def _phase(event: Mapping[str, Any]) -> str:
-    rate = event.get("rate_qps_per_node")
-    at = f" at {rate:.3f} QPS per node" if isinstance(rate, int | float) else ""
-    return f"{event.get('kind', 'window')} {event.get('index', '')}{at}: {event.get('reason', '')}"
-
-
 def done_window(event: Mapping[str, Any]) -> DoneWindow | None:
     """The window in an event `window_done` or `window_final`; None if there is none."""
     latencies_p90_ms = {key: event[key] for key in event if _BOUND.fullmatch(key)}
@@ -233,22 +235,11 @@ def done_window(event: Mapping[str, Any]) -> DoneWindow | None:
     return _read(DoneWindow, {**event, "latencies_p90_ms": latencies_p90_ms, "over_pct": over_pct})
 
 
-def _belief(tree: object) -> Belief | None:
-    if not isinstance(tree, Mapping):
-        return None
-    windows = tree.get("windows")
-    return _read(Belief, {**tree, "windows": len(windows) if isinstance(windows, list | tuple) else 0})
-
-
 def _read(kind: type[Kind], tree: Mapping[str, Any]) -> Kind | None:
     try:
         return from_tree(kind, tree, "an event")
     except RunError:
         return None
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 class LiveView:

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from analysis.quality.answers import MOST_NATS, SIDES, ComparedAnswers, PromptEvidence
+from analysis.quality.answer_file import MOST_NATS, SIDES, ComparedAnswers, PromptEvidence
 from analysis.quality.confidence_sequence import Bools, MeanEnd, Span, fewest_values, grid
 from conf.specs.search import Quality
 
@@ -112,7 +112,8 @@ class GateVerdict:
     @property
     def why(self) -> tuple[str, ...]:
         """The reasons that decide it or keep it open, one line each."""
-        nats = f"mean excess divergence {_ends(self.nats)} nats, margin {self.nats.margin:g}"
+        ends = f"[{self.nats.low:.4f}, {self.nats.high:.4f}]"
+        nats = f"mean excess divergence {ends} nats, margin {self.nats.margin:g}"
         broken = f"share of broken prompts beyond the repeat's {_shares(self.broken)}"
         unanswered = f"share of unanswered prompts beyond the repeat's {_shares(self.unanswered)}"
         lines = [(self.nats, nats), (self.broken, broken), (self.unanswered, unanswered)]
@@ -143,12 +144,9 @@ def _by_position(
     rows = []
     for at in range(max((comparison.positions for comparison in (*again, *candidate)), default=0)):
         there = [[each.nats[at] for each in side if each.positions > at] for side in (again, candidate)]
-        rows.append(PositionFigures(at, *map(len, there), *map(_mean, there)))
+        means = (float(np.mean(nats)) if nats else None for nats in there)
+        rows.append(PositionFigures(at, *map(len, there), *means))
     return tuple(rows)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
 
 
 def _worst(both: Iterable[tuple[int, ComparedAnswers, ComparedAnswers]]) -> tuple[WorstPrompt, ...]:
@@ -158,10 +156,6 @@ def _worst(both: Iterable[tuple[int, ComparedAnswers, ComparedAnswers]]) -> tupl
         for prompt, again, candidate in both
     ]
     return tuple(sorted(changed, key=lambda one: (-one.most_nats, one.prompt))[:WORST])
-
-
-def _ends(interval: MeanInterval) -> str:
-    return f"[{interval.low:.4f}, {interval.high:.4f}]"
 
 
 def _shares(interval: MeanInterval) -> str:

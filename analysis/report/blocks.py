@@ -9,8 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis import figures
-from analysis.figures.exhibit import Exhibit, NoData, RunData
+from analysis.figures.exhibit import Exhibit, NoData
 from analysis.stats.estimate import UNKNOWN, number
 from analysis.views.shown import Answer, Cell, Fact, Table
 from conf.io.one_line import one_line, reason
@@ -141,14 +140,6 @@ def arrow_table(caption: str, table: pa.Table, null: str = UNKNOWN) -> Table:
 BROKEN = "it could not be drawn"
 ABSENT = "What this page would show of another run, and why it does not of this one."
 
-MAIN = ("latency", "search", "client_lag")
-"""Figures of a run that shares its page."""
-
-
-def figure_sections(data: RunData) -> list[Section]:
-    """All figures of a run, by question."""
-    return [Section(*exhibit.section, (figure_block(exhibit, data),)) for exhibit in figures.EXHIBITS]
-
 
 def without_empty(sections: Sequence[Section]) -> list[Section]:
     """The sections that show something, and one at the end for what the others could not show, and why."""
@@ -162,14 +153,8 @@ def without_empty(sections: Sequence[Section]) -> list[Section]:
     return [*kept, Section("absent", "Not shown", ABSENT, reasons)] if reasons else kept
 
 
-def main_figures(data: RunData, prefix: str) -> list[Block]:
-    """The main figures of a run beside others; `prefix` keeps its anchors apart from theirs."""
-    chosen = (exhibit for exhibit in figures.EXHIBITS if exhibit.name in MAIN)
-    return [figure_block(exhibit, data, prefix) for exhibit in chosen]
-
-
 def figure_block(exhibit: type[Exhibit], subject: Any, prefix: str = "") -> Block:
-    """The figure with its table, or the reason why there is none."""
+    """The figure with its table, or why there is none; `prefix` keeps its anchors apart from others'."""
     name = f"figure-{prefix}{exhibit.name}"
     try:
         shown = exhibit(subject)

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from analysis.figures import EXHIBITS
 from analysis.figures.comparison import Comparison, Nodes
 from analysis.figures.exhibit import REPORTED, RunData
+from analysis.figures.latency import Latency
+from analysis.figures.load import ClientLag, Search
 from analysis.figures.service import Scaling
 from analysis.planning.plan import NoPlan, Plan
 from analysis.report import blocks, provenance, sections
@@ -37,7 +40,8 @@ PURPOSE = "How much was seen, and every check with its worst figure."
 def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
     verdict, claim, experiment, data = run.verdict, _answer(run), _asked(run), RunData(run, REPORTED)
-    shown = [*blocks.figure_sections(data), sections.errors(data)]
+    shown = [Section(*exhibit.section, (figure_block(exhibit, data),)) for exhibit in EXHIBITS]
+    shown.append(sections.errors(data))
     every_rate = [rates.table(verdict.windows, verdict.experiment.slo)] if verdict and verdict.windows else []
     tables = *(replace(table, title=RATES) for table in every_rate), *sections.percentiles(data)
     main = [replace(section, blocks=(*section.blocks, *tables)) for section in shown[:1]]
@@ -52,7 +56,11 @@ def of_run(run: Run) -> Page:
 def of_study(study: Study, out: Path) -> Page:
     """The page of a study for the file `out`: its answer, its parts, and the main figures of each."""
     verdict, claim = study.verdict, _answer(study)
-    links = {name: _link(name, study.path / name / REPORT, out) for name in verdict.names}
+    links: dict[str, Cell] = {}
+    for name in verdict.names:
+        if (report := study.path / name / REPORT).exists():
+            away = Path(os.path.relpath(report.resolve(), out.resolve().parent))
+            links[name] = Link(name, away.as_posix())
     parts: list[Block] = [replace(view.table(verdict, links), title="Parts of the study (study.json)")]
     if verdict.differs:
         rows = tuple((key, value(ours), value(theirs)) for key, (ours, theirs) in verdict.differs.items())
@@ -103,7 +111,8 @@ def _beside(runs: Sequence[Run]) -> list[Section]:
             Missing("Figures", "left out to keep this page small; each run has its own report")
         ]
         if place < MOST_DRAWN:
-            drawn = blocks.main_figures(RunData(run), f"{place}-")
+            data = RunData(run)
+            drawn = [figure_block(exhibit, data, f"{place}-") for exhibit in (Latency, Search, ClientLag)]
         shown = (_answer(run), *trust, *drawn, *provenance.brief(run))
         body.append(Section(f"run-{place}", f"Run {run.name}", _subtitle(run, _asked(run)), shown))
     return body
@@ -155,12 +164,6 @@ def _subtitle(run: Run, experiment: ExperimentFacts) -> str:
         nodes = f"served at {', '.join(run.config.target.urls)}"
     parts = nodes, f"{experiment.engine} engine", f"workload {experiment.load}", f"run {run.name}"
     return ", ".join(part for part in (*parts, moment(run.manifest.get("started_at"))) if part)
-
-
-def _link(name: str, report: Path, out: Path) -> Cell:
-    if not report.exists():
-        return name
-    return Link(name, Path(os.path.relpath(report.resolve(), out.resolve().parent)).as_posix())
 
 
 UNWRITTEN = "none were asked for; --serve-config FILE.yaml writes them, for a plan on the folder of a run"

@@ -28,7 +28,11 @@ def of_run(run: Run) -> Section:
         blocks.append(hosts_table(hosts))
     if engine := _engine(run.manifest):
         blocks.append(Code("The engine as it reports itself", engine, folded=True))
-    blocks.append(Code("The resolved configuration (config.yaml)", _config(run), folded=True))
+    try:
+        config = shown(CREDENTIALS.sub("", dump(run.config)))
+    except ConfigError as error:
+        config = f"cannot be read: {error}"
+    blocks.append(Code("The resolved configuration (config.yaml)", config, folded=True))
     if files := run.manifest.get("files"):
         rows = tuple(sorted(files.items()))
         blocks.append(Table("Files of the run folder (manifest.json)", ("file", "sha256"), rows, folded=True))
@@ -128,10 +132,3 @@ def _engine(manifest: Mapping[str, Any]) -> str:
     tree = {"models": server.get("models"), "engine": server.get("engine"), "replicas": replicas}
     known = {key: value for key, value in tree.items() if value}
     return CREDENTIALS.sub("", json.dumps(known, indent=2, sort_keys=True)) if known else ""
-
-
-def _config(run: Run) -> str:
-    try:
-        return shown(CREDENTIALS.sub("", dump(run.config)))
-    except ConfigError as error:
-        return f"cannot be read: {error}"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -159,25 +158,20 @@ GATE_PURPOSE = "Whether the answers are still those of the first part (A)."
 
 def quality_sections(study: Study) -> list[Section]:
     """The section of a gate; none of another study."""
-    verdict = study.verdict.quality
+    verdict, path = study.verdict.quality, study.path
     if not verdict or len(study.verdict.names) < 2:
         return []
     base, name = study.verdict.names[:2]
-    blocks = tuple(_gate_blocks(study.path, base, name, verdict))
-    return [Section(f"quality-{name}", f"Answers of {name} beside {base}", GATE_PURPOSE, blocks)]
-
-
-def _gate_blocks(path: Path, base: str, name: str, verdict: GateVerdict) -> Iterator[Block]:
-    yield from view.gate_tables(verdict)
+    blocks: list[Block] = [*view.gate_tables(verdict)]
     try:
         a, b = (answer_file.read(path / side / answer_file.FILE) for side in (base, name))
-        rule = load(base=path / "config.yaml").quality
-        moments = gate.moments(answer_file.evidence_of(a, b), rule)
-        yield figure_block(GateIntervals, moments, f"{name}-")
-        yield figure_block(GatePositions, verdict, f"{name}-")
-        yield _worst_prompts(verdict, a, b)
+        moments = gate.moments(answer_file.evidence_of(a, b), load(base=path / "config.yaml").quality)
+        blocks.append(figure_block(GateIntervals, moments, f"{name}-"))
+        blocks.append(figure_block(GatePositions, verdict, f"{name}-"))
+        blocks.append(_worst_prompts(verdict, a, b))
     except (OSError, ArrowException, ValueError) as error:
-        yield Missing("Evidence of the gate", reason(error))
+        blocks.append(Missing("Evidence of the gate", reason(error)))
+    return [Section(f"quality-{name}", f"Answers of {name} beside {base}", GATE_PURPOSE, tuple(blocks))]
 
 
 def _worst_prompts(verdict: GateVerdict, a: list[AnswerRecord], b: list[AnswerRecord]) -> Table:

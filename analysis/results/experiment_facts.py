@@ -198,11 +198,7 @@ def named(kind: str, name: str) -> str:
 def _changes(workload: Workload) -> dict[str, Any]:
     """Keys -> values that are not those of the file with the workload's name; none without such a file."""
     file = flat(group_tree("workload", workload.name)) if workload.name in groups()["workload"] else {}
-    here = {key: value for key, value in flat(asdict(workload)).items() if not _is_left_out(workload, key)}
+    read_later = [f"{name}.mean" for name in LENGTHS if getattr(workload, name).kind in READ_LATER]
+    said = (*SAID_ELSEWHERE, *read_later)
+    here = {key: value for key, value in flat(asdict(workload)).items() if not key.startswith(said)}
     return {key: value for key, value in here.items() if file and file.get(key) != value}
-
-
-def _is_left_out(workload: Workload, key: str) -> bool:
-    if key.startswith(LENGTHS) and key.endswith(".mean"):
-        return getattr(workload, key.partition(".")[0]).kind in READ_LATER
-    return key.startswith(SAID_ELSEWHERE)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from analysis.results.json_border import to_tree
 from analysis.rows import metrics, parquet, records
@@ -154,7 +153,8 @@ def answers(tokens: Floats) -> str:
     lengths, counts = np.unique(tokens.astype(np.int64), return_counts=True)
     begins = np.flatnonzero(np.diff(lengths, prepend=-1) > 1)
     groups = zip(np.split(lengths, begins[1:]), np.add.reduceat(counts, begins), strict=True)
-    shares = [(_span(group), float(count) / len(tokens)) for group, count in groups]
+    ends = [(group[0], group[-1], float(count) / len(tokens)) for group, count in groups]
+    shares = [(f"{low}" if low == high else f"{low}-{high}", share) for low, high, share in ends]
     span, most = max(shares, key=lambda share: share[1])
     if most >= NEARLY:
         return f"all {span}" if most == 1 else f"nearly all {span}"
@@ -162,11 +162,6 @@ def answers(tokens: Floats) -> str:
         return ", ".join(f"{span} ({100 * share:.0f} %)" for span, share in shares)
     low, middle, high = (float(quantile(tokens, q) or 0) for q in (0.1, 0.5, 0.9))
     return f"{low:.0f} | {middle:.0f} | {high:.0f} (10, 50, 90 %)"
-
-
-def _span(lengths: "NDArray[np.int64]") -> str:
-    low, high = int(lengths[0]), int(lengths[-1])
-    return f"{low}" if low == high else f"{low}-{high}"
 
 
 def status(
@@ -195,6 +190,10 @@ def row(level: Any, runs: Sequence[LevelFigures], baseline_p99_s: float, before:
     means: dict[str, Any] = {name: float(np.mean([getattr(run, name) for run in runs])) for name in MEANS}
     hits = [run.prefix_hit for run in runs if run.prefix_hit is not None]
     total, p99_s = means["total_tok_s"], means["p99_s"]
+    published: PublishedLevel | None = level.published
+    beside = None
+    if published:
+        beside = LevelErrors(published, total / published.total_tok_s - 1, p99_s / published.p99_s - 1)
     return LadderLevel(
         **plan,
         **means,
@@ -205,12 +204,8 @@ def row(level: Any, runs: Sequence[LevelFigures], baseline_p99_s: float, before:
         status=status(means["success"], p99_s, total, baseline_p99_s, before),
         plateau=plateau(total, before),
         capacity=plan["requests"] >= PER_USER * plan["concurrency"],
-        beside=_errors(level.published, total, p99_s) if level.published else None,
+        beside=beside,
     )
-
-
-def _errors(published: PublishedLevel, total_tok_s: float, p99_s: float) -> LevelErrors:
-    return LevelErrors(published, total_tok_s / published.total_tok_s - 1, p99_s / published.p99_s - 1)
 
 
 def spread(values: Sequence[float]) -> LevelSpread | None:

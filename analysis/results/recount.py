@@ -82,7 +82,10 @@ def recount(run: Run, slo: Slo | None = None) -> Recount:
         rows = around(index)
         counts = replace(count(rows, window, *counting), weight=line["weight"])
         counted.append(counts)
-        judged = _judged(Facts(rows, window, slo, WindowEvidence())) if slo and line["valid"] else []
+        judged: list[Check] = []
+        if slo and line["valid"]:
+            facts = Facts(rows, window, slo, WindowEvidence())
+            judged = [check for rule in RULES if rule.name in BY_BOUNDS and (check := rule.check(facts))]
         checks += judged
         if line["valid"] and not any(check.voids for check in judged):
             used += count_by_stream(rows, window, basis.streams, *counting) if basis.streams else (counts,)
@@ -96,10 +99,6 @@ def recount(run: Run, slo: Slo | None = None) -> Recount:
 
 BY_BOUNDS = ("send_lag_p99", "path_p90", "path_over", "queue_told")
 """Rules about a window whose bounds follow from those of the latencies."""
-
-
-def _judged(facts: Facts) -> list[Check]:
-    return [check for rule in RULES if rule.name in BY_BOUNDS and (check := rule.check(facts))]
 
 
 def recomputed(run: Run) -> tuple[str, bool]:

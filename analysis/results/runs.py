@@ -103,7 +103,10 @@ class Run:
         `columns` are read where given: most bytes are the gaps in `itl_us`. With `latencies` send_lag_ms,
         ttft_ms, tpot_ms and e2e_ms stand behind them: infinite of a failed request, null where unknown.
         """
-        _refuse_columns(columns)
+        for name in columns or ():
+            if name not in records.REQUESTS.names:
+                near = hint(nearest(name, records.REQUESTS.names))
+                raise RunError(f"requests have no column '{name}'{near} (latencies=True adds the latencies)")
         if latencies:
             shown = [*(records.REQUESTS.names if columns is None else columns), *metrics.NAMES]
             read = columns and tuple(dict.fromkeys((*columns, *metrics.NEEDED)))
@@ -153,11 +156,6 @@ class Run:
 
     def windows(self) -> pa.Table:
         """One row per window (schema `window_table.WINDOWS`); empty for a run that did not end."""
-        return self._windows
-
-    @cached_property
-    def _windows(self) -> pa.Table:
-        """The rows of `windows`, read once: a report asks for them in each of its figures."""
         path = self.path / "windows.parquet"
         with _readable(self.path):
             return window_table.read(path) if path.exists() else window_table.WINDOWS.empty_table()
@@ -215,13 +213,6 @@ def _plain(path: Path) -> Path:
     if path.exists() and not path.is_file():
         raise OSError(f"{path.name} is no plain file")
     return path
-
-
-def _refuse_columns(columns: Sequence[str] | None) -> None:
-    for name in columns or ():
-        if name not in records.REQUESTS.names:
-            near = hint(nearest(name, records.REQUESTS.names))
-            raise RunError(f"requests have no column '{name}'{near} (latencies=True adds the latencies)")
 
 
 @contextmanager

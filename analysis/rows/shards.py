@@ -117,11 +117,7 @@ def series(path: Path, file: str, schema: pa.Schema, source: str, shards: Sequen
     if known.exists() and not (tables and records.is_torn(known)):
         tables.insert(0, pq.read_table(known, schema=schema))  # a torn file fails here, by its name
         parquet.refuse_foreign(known, pq.read_schema(known), records.SERIES_VERSION)
-    return _once(pa.concat_tables([schema.empty_table(), *tables]), source, "clock_ns")
-
-
-def _once(table: pa.Table, *keys: str) -> pa.Table:
-    """The first row of each key, in their order."""
+    table, keys = pa.concat_tables([schema.empty_table(), *tables]), [source, "clock_ns"]
     numbered = table.select(keys).append_column("row", pa.array(np.arange(table.num_rows)))
     first = numbered.group_by(keys).aggregate([("row", "min")])["row_min"].to_numpy()
     return table if len(first) == table.num_rows else table.take(pa.array(np.sort(first)))

@@ -35,7 +35,10 @@ def answer(verdict: Verdict, resume: Path | None = None) -> Answer:
 
     `resume` is the folder by which an unfinished one goes on; by default its own.
     """
-    word = f"{_lead(verdict)}{summary.word(verdict)}"
+    simulated = isinstance(verdict, StudyVerdict) and any(cell.simulated for cell in verdict.cells or ())
+    if verdict.capacity and not isinstance(verdict, PredictionVerdict):
+        simulated = bool(verdict.capacity.kind(verdict.experiment))
+    word = f"{LEAD if simulated and verdict.valid else ''}{summary.word(verdict)}"
     tone = "bad" if not verdict.valid else "good" if verdict.exit_code == summary.EXIT_OK else "short"
     if verdict.progressive:
         return study.ladder_answer(verdict, verdict.progressive, word, tone)
@@ -51,14 +54,8 @@ def answer(verdict: Verdict, resume: Path | None = None) -> Answer:
         if verdict.probe:
             headline = rates.probe_headline(verdict.probe) if verdict.valid else "nothing is concluded"
     facts = (*_why(verdict), *_own_facts(verdict), *_rests_on(verdict), *_places(verdict))
-    return Answer(
-        word,
-        tone,
-        f"{headline}{_lengths(verdict)}",
-        facts,
-        tuple(tables),
-        (*notes, *_remedy(verdict, resume)),
-    )
+    notes += _remedy(verdict, resume)
+    return Answer(word, tone, f"{headline}{_lengths(verdict)}", facts, tuple(tables), tuple(notes))
 
 
 def brief(verdict: Verdict, resume: Path | None = None) -> Answer:
@@ -74,7 +71,7 @@ def brief(verdict: Verdict, resume: Path | None = None) -> Answer:
         *(rates.probe_facts(verdict.probe) if verdict.probe else ()),
         *(fact for fact in whole.facts if fact[0] in BRIEF),
         *checks_facts(verdict.checks or ()),
-        *_brief_places(verdict),
+        *_places(verdict, is_brief=True),
     )
     tables = (rates.table(verdict.windows, verdict.experiment.slo),) if verdict.windows else ()
     return Answer(whole.word, whole.tone, _brief_headline(verdict, whole), facts, tables, whole.notes)
@@ -103,15 +100,6 @@ def unfinished(run: Run) -> Answer:
     swept = run.manifest.get("verb") == "sweep"
     go_on = f"to go on: python -m loadgen resume {studies.whole(run.path)}" if swept else "run it again"
     return Answer("UNFINISHED", "bad", f"{run.path} has no sweep.json", tuple(facts), notes=(go_on,))
-
-
-def _lead(verdict: Verdict) -> str:
-    """The word that stands before that of a valid verdict whose certified values are simulated."""
-    if not verdict.valid or isinstance(verdict, PredictionVerdict):
-        return ""
-    if isinstance(verdict, StudyVerdict) and verdict.is_matrix:
-        return LEAD if any(cell.simulated for cell in verdict.cells or ()) else ""
-    return LEAD if verdict.capacity and verdict.capacity.kind(verdict.experiment) else ""
 
 
 def _brief_headline(verdict: RunVerdict, whole: Answer) -> str:
@@ -215,18 +203,14 @@ def _counts(by_status: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {status}" for status, count in by_status.items()) or "none"
 
 
-def _places(verdict: Verdict) -> list[Fact]:
+def _places(verdict: Verdict, is_brief: bool = False) -> Iterator[Fact]:
     if isinstance(verdict, PredictionVerdict):
-        return []
-    places = ("run folder", verdict.folder), ("report", verdict.report)
-    return [(name, place) for name, place in places if place]
-
-
-def _brief_places(verdict: RunVerdict) -> Iterator[Fact]:
+        return
     if verdict.folder:
         yield "run folder", verdict.folder
-        if verdict.report:
-            yield "report", Path(verdict.report).absolute().as_uri()
+    if verdict.report:
+        yield "report", Path(verdict.report).absolute().as_uri() if is_brief else verdict.report
+    if verdict.folder and is_brief:
         yield "all figures", f"maxqps show {verdict.folder} --all"
 
 
@@ -316,11 +300,8 @@ def session_facts(experiment: ExperimentFacts, windows: Sequence[WindowRow]) -> 
     used = [window for window in windows if window["valid"]]
     names = ("prefix_hit", "replicas_per_session", "max_over_mean_share")
     hit, met, share = (number(_mean(used, name), 3) for name in names)
-    who = (
-        f"{experiment.sessions} sessions"
-        if experiment.sessions
-        else f"{experiment.conversations} conversations"
-    )
+    who = f"{experiment.conversations} conversations"
+    who = f"{experiment.sessions} sessions" if experiment.sessions else who
     words = f"hit rate {hit}, {met} replicas per session, busiest replica {share} of the mean"
     yield f"{who}, routing {experiment.routing} by {experiment.data_path or 'unknown'}", words
     if longest := max((window.get("turn_blocked_max_ms") or 0.0 for window in used), default=0.0):

@@ -47,9 +47,8 @@ def headline(verdict: PredictionVerdict) -> str:
     kept = forecast.of_rate if forecast and not replay else replay
     drawn = ""
     if kept and kept.kept_probability is not None:
-        drawn = (
-            f"; the bounds are kept in {_share_of_draws(kept.kept_probability, kept.draws)} of the constants"
-        )
+        share = f"{100 * kept.kept_probability:.0f} % of {kept.draws} draws"
+        drawn = f"; the bounds are kept in {share} of the constants"
     if replay and verdict.probe:
         sent = f"{replay.concurrency} in flight"
         if not replay.concurrency:
@@ -88,10 +87,6 @@ def tables(verdict: PredictionVerdict) -> list[Table]:
     if verdict.sensitivity:
         out.append(_sensitivity(verdict.sensitivity))
     return out
-
-
-def _share_of_draws(share: float, draws: int) -> str:
-    return f"{100 * share:.0f} % of {draws} draws"
 
 
 def _forecast_facts(verdict: PredictionVerdict, forecast: RateForecast) -> Iterator[Fact]:
@@ -187,7 +182,8 @@ def _replay_facts(replay: ReplayForecast, experiment: ExperimentFacts) -> Iterat
     )
     chance = "arrivals and lengths are given, so that no other seed is part of the intervals"
     if ends := replay.other_seeds:
-        there = f"{_ends(ends['ttft_ms.p90'])} ms (95 %, {replay.seeds} were tried)"
+        p90 = ends["ttft_ms.p90"]
+        there = f"{interval(p90) if p90 else ''} ms (95 %, {replay.seeds} were tried)"
         chance = f"with another seed p90 TTFT lies in {there}, which is part of the intervals"
     yield "chance", chance
     drawn = f"{replay.draws} draws of {len(replay.constants_sampled)} uncertain constants"
@@ -318,10 +314,6 @@ def _over(missed: Sequence[Limit]) -> str:
 
 def _figure(figure: Estimate | None) -> str:
     return span(figure) if figure else NOT_APPLICABLE
-
-
-def _ends(figure: Estimate | None) -> str:
-    return interval(figure) if figure else ""
 
 
 def _decimals(value: float | None, digits: int, otherwise: str = UNKNOWN) -> str:

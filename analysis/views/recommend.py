@@ -15,6 +15,7 @@ from conf.specs.bounds import short
 LEAST_SHOWN = 0.01
 """Shapes with at least this probability are shown beside the best of each layout (our choice)."""
 NAMED = 4
+TO_BE_SURE = "measure to be sure (--measure searches each shape that these name, once, in one study):"
 HEADS = (
     *("P(best)", "rank", "layout", "node", "tokens", "GPUs", "planned", "nodes", "QPS per node", "limit"),
 )
@@ -31,9 +32,13 @@ def answers(verdict: RecommendationVerdict) -> list[Answer]:
         headline = "no shape has been measured yet; what was predicted stands below"
         shown.append(Answer("UNFINISHED", "bad", headline, tuple(_study(verdict))))
     for ranking in verdict.rankings:
-        notes = (*_unranked(ranking), *(() if verdict.measured else _proposed(ranking)))
+        lines = list(_unranked(ranking))
+        if ranking.proposed and not verdict.measured:
+            lines.append(TO_BE_SURE)
+            for number, shape in enumerate(ranking.proposed, 1):
+                lines += [f"  {number}. {shape.command}", f"     {shape.load_s / 60:.0f} min of load"]
         facts, head = tuple(_certainty(ranking)), _headline(verdict, ranking)
-        shown.append(Answer("PREDICTED", "good", head, facts, (_table(ranking),), notes))
+        shown.append(Answer("PREDICTED", "good", head, facts, (_table(ranking),), tuple(lines)))
     *first, last = shown
     facts, notes = (*last.facts, *_grounds(verdict)), (*last.notes, *verdict.notes)
     return [*first, replace(last, facts=facts, notes=notes)]
@@ -151,13 +156,6 @@ def _share(probability: float) -> str:
 
 def _unranked(ranking: ShapeRanking) -> tuple[str, ...]:
     return tuple(f"{each.kind}: {each.name}: {each.reason}" for each in ranking.unranked)
-
-
-def _proposed(ranking: ShapeRanking) -> list[str]:
-    lines = ["measure to be sure (--measure searches each shape that these name, once, in one study):"]
-    for number, shape in enumerate(ranking.proposed, 1):
-        lines += [f"  {number}. {shape.command}", f"     {shape.load_s / 60:.0f} min of load"]
-    return lines if ranking.proposed else []
 
 
 def _grounds(verdict: RecommendationVerdict) -> Iterator[Fact]:

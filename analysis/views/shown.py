@@ -67,11 +67,8 @@ class Table:
     @property
     def looks(self) -> tuple[str, ...]:
         """Layout of each column: `number` at the right, `words` in lines, `state` in colour."""
-        return tuple(self._look(place, cells) for place, cells in enumerate(self._columns))
-
-    @property
-    def _columns(self) -> list[tuple[Cell, ...]]:
-        return list(zip(*self.rows, strict=True)) or [()] * len(self.heads)
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.heads)
+        return tuple(self._look(place, cells) for place, cells in enumerate(columns))
 
     def _look(self, place: int, cells: tuple[Cell, ...]) -> str:
         if place == self.state:

@@ -147,7 +147,10 @@ def answer(paths: Sequence[Path]) -> Answer:
     tables: list[Table] = []
     notes: list[str] = []
     for other in others:
-        changed = _changed(first, other)
+        changed: Mapping[str, Sequence[Any]] = {}  # the keys of another tool's load are unknown
+        if first.experiment and other.experiment:
+            keys = differences(first.experiment, other.experiment)
+            changed = {key: pair for key, pair in keys.items() if key not in PLACE}
         if first.experiment and other.experiment and not changed:
             facts.append((f"from {first.letter} to {other.letter}", "nothing of the configuration differs"))
         facts += _ratio(first, other, changed)
@@ -173,12 +176,6 @@ def _headline(side: ComparedResult) -> str:
         return "UNFINISHED  no result yet"
     shown = answers.answer(side.verdict)
     return f"{shown.word}  {shown.headline}"
-
-
-def _changed(a: ComparedResult, b: ComparedResult) -> Mapping[str, Sequence[Any]]:
-    """Keys that differ, each with both values; none of another tool's load, whose keys are unknown."""
-    changed = differences(a.experiment, b.experiment) if a.experiment and b.experiment else {}
-    return {key: pair for key, pair in changed.items() if key not in PLACE}
 
 
 def _changes(a: ComparedResult, b: ComparedResult, changed: Mapping[str, Sequence[Any]]) -> list[Table]:

@@ -13,8 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from analysis.quality.answer_file import AnswerRecord, digest
-from analysis.quality.answers import Answer
+from analysis.quality.answer_file import Answer, AnswerRecord, digest
 from conf import Experiment
 from conf.io.http_get import Access, AskError, ask
 from conf.io.one_line import one_line

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.quality.answers import MOST_NATS
+from analysis.quality.answer_file import MOST_NATS
 from analysis.quality.gate import GateEnds
 from conf.specs.search import Quality
 

@@ -56,7 +56,7 @@ from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from analysis.quality import answer_file
 from analysis.quality.answer_file import AnswerRecord, digest
-from analysis.quality.answers import Answer
+from analysis.quality.answer_file import Answer
 
 def answered(output):
     tops = [{token: min(one.logprob, 0.0) for token, one in top.items()} for top in output.logprobs]

@@ -15,7 +15,6 @@ import yaml
 from analysis import __main__ as root
 from analysis import load_run
 from analysis.calibration import fit as command
-from analysis.calibration.observed import observe
 from analysis.results.json_border import to_tree
 from analysis.results.verdicts import RunVerdict
 from analysis.rows import records
@@ -181,7 +180,7 @@ def test_a_void_run_is_refused_by_name(
         tree = verdict(exit_code=code, valid=valid, reason="a load actor was late")
         (folder / "sweep.json").write_text(json.dumps(tree))
         if taken:
-            assert observe(folder, partial(command.simulated, [])).path == folder
+            assert command.observe(folder, partial(command.simulated, [])).path == folder
         else:
             assert root.main(["calibrate", str(folder)]) == 2
             assert "void is no valid measurement (a load actor was late)" in capsys.readouterr().err

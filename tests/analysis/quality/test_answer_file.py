@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from analysis.quality import answer_file
-from analysis.quality.answer_file import ANSWERS, AnswerRecord
-from analysis.quality.answers import Answer
+from analysis.quality.answer_file import ANSWERS, Answer, AnswerRecord
 from tests.support.quality.answers import prompt
 
 NATS = st.floats(-50, 0, width=32)

@@ -1,10 +1,10 @@
-"""analysis.quality.answers: positions are compared up to and including the first token that differs."""
+"""analysis.quality.answer_file: positions are compared up to and including the first token that differs."""
 
 import math
 
 import pytest
 
-from analysis.quality.answers import Answer, compare, evidence
+from analysis.quality.answer_file import Answer, compare, evidence
 from tests.support.quality.answers import answer
 
 

@@ -1,4 +1,4 @@
-"""analysis.quality.answers of known distributions: bounds, symmetry, never beyond the true one."""
+"""analysis.quality.answer_file of known distributions: bounds, symmetry, never beyond the true one."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.quality.answers import MOST_NATS, jensen_shannon
+from analysis.quality.answer_file import MOST_NATS, jensen_shannon
 
 
 def whole(p: np.ndarray, q: np.ndarray) -> float:

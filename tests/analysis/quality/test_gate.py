@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from analysis.quality.answers import PromptEvidence, Side
+from analysis.quality.answer_file import PromptEvidence, Side
 from analysis.quality.gate import Gate, GateVerdict, fewest_prompts, judge
 from analysis.results.json_border import from_tree, to_tree
 from conf.specs.search import Quality

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.quality.answers import Answer
+from analysis.quality.answer_file import Answer
 from conf import load
 from conf.io.http_get import DEFAULT_ACCESS
 from loadgen.studies import gate_questions

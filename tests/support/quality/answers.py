@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.quality.answers import Answer, ComparedAnswers, PromptEvidence, Side
+from analysis.quality.answer_file import Answer, ComparedAnswers, PromptEvidence, Side
 from loadgen.studies.gate_questions import ALTERNATIVES
 
 
