@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from analysis.figures import EXHIBITS
+from analysis import figures
 from analysis.figures.comparison import Comparison, Nodes
 from analysis.figures.exhibit import REPORTED, RunData
-from analysis.figures.latency import Latency
-from analysis.figures.load import ClientLag, Search
 from analysis.figures.service import Scaling
 from analysis.planning.plan import NoPlan, Plan
 from analysis.report import blocks, provenance, sections
@@ -29,6 +27,8 @@ from analysis.views.shown import Answer, Cell, Link, Table
 from conf.compose import UNKNOWN
 
 TRUST = "May the number be believed?"
+MAIN = ("latency", "search", "client_lag")
+"""Figures of a run that shares its page."""
 MOST_DRAWN = 8
 """Runs on one page whose figures are drawn, so that it stays near 1 MB (our choice)."""
 POOLED_OR_COMPARED = ("deployments", "repeats", "compare", MATRIX)
@@ -40,7 +40,7 @@ PURPOSE = "How much was seen, and every check with its worst figure."
 def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
     verdict, claim, experiment, data = run.verdict, _answer(run), _asked(run), RunData(run, REPORTED)
-    shown = [Section(*exhibit.section, (figure_block(exhibit, data),)) for exhibit in EXHIBITS]
+    shown = [Section(*exhibit.section, (figure_block(exhibit, data),)) for exhibit in figures.EXHIBITS]
     shown.append(sections.errors(data))
     every_rate = [rates.table(verdict.windows, verdict.experiment.slo)] if verdict and verdict.windows else []
     tables = *(replace(table, title=RATES) for table in every_rate), *sections.percentiles(data)
@@ -112,7 +112,8 @@ def _beside(runs: Sequence[Run]) -> list[Section]:
         ]
         if place < MOST_DRAWN:
             data = RunData(run)
-            drawn = [figure_block(exhibit, data, f"{place}-") for exhibit in (Latency, Search, ClientLag)]
+            shared = [exhibit for exhibit in figures.EXHIBITS if exhibit.name in MAIN]
+            drawn = [figure_block(exhibit, data, f"{place}-") for exhibit in shared]
         shown = (_answer(run), *trust, *drawn, *provenance.brief(run))
         body.append(Section(f"run-{place}", f"Run {run.name}", _subtitle(run, _asked(run)), shown))
     return body

@@ -304,7 +304,7 @@ def test_a_page_of_many_runs_draws_the_first_ones(monkeypatch: pytest.MonkeyPatc
         for section in pages.of_runs([load_run(GOLDEN)] * 2).sections
         if section.id.startswith("run-")
     ]
-    assert drawn == [len(blocks.MAIN), 0]
+    assert drawn == [len(pages.MAIN), 0]
 
 
 def test_a_server_that_tells_too_much_does_not_make_a_large_page(
