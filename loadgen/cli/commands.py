@@ -150,11 +150,10 @@ def _write_ladders(arguments: argparse.Namespace, verdicts: Sequence[Verdict]) -
 
 def recipe(arguments: argparse.Namespace) -> int:
     """Record the probes from which the engine model's constants are fitted."""
-    calibration_probes.refuse(arguments.words)
     experiment = experiment_of(arguments.verb, arguments.words, arguments.config)
     guess_qps = engine_model.guess_qps(calibration_probes.check_experiment(experiment))
     study = calibration_probes.CalibrationStudy(experiment, guess_qps)
-    parts = [study.part(name, {}) for name in study.names]
+    parts = list(study.experiments.values())
     for part in parts:
         refuse_misfit(part)
     lines: list[str] = []

@@ -210,7 +210,10 @@ class LoadFleet:
 
     def _await_silent(self, deadline: float) -> None:
         """Wait until no actor is silent, and the host of none is seen as silent."""
-        while time.monotonic() < deadline and (self._silent() or self._is_any_out()):
+        while time.monotonic() < deadline:
+            out = {outage.address for outage in self.hosts.outages() if outage.until_ns is None}
+            if not any(member.silent or _address(member) in out for member in self._alive()):
+                return
             self._observe()
             time.sleep(POLL_S)
 
@@ -255,7 +258,7 @@ class LoadFleet:
                     opened.write(content)
         for reply in [member.actor.call("drop") for member, _ in fetched]:
             with suppress(ActorError, TimeoutError):  # what is left there costs disk, no row
-                reply.result(REPLY_TIMEOUT_S)
+                reply(REPLY_TIMEOUT_S)
 
     def _add(self, indices: Iterable[int]) -> None:
         new = []
@@ -299,16 +302,10 @@ class LoadFleet:
     def _was_out(self, member: Member) -> bool:
         """True if the host of an actor could not be reached at some time since it answered last."""
         now_ns = time.monotonic_ns()
-        outages = self.hosts.outages() if member.place else ()
         return any(
-            outage.address == member.place.address and outage.lasted_at(member.answered_ns, now_ns)
-            for outage in outages
-            if member.place
+            outage.address == _address(member) and outage.lasted_at(member.answered_ns, now_ns)
+            for outage in self.hosts.outages()
         )
-
-    def _is_any_out(self) -> bool:
-        open_at = {outage.address for outage in self.hosts.outages() if outage.until_ns is None}
-        return any(member.place and member.place.address in open_at for member in self._alive())
 
     def _call(self, method: str, *words: Any) -> list[tuple[Member, Reply]]:
         return [(member, member.actor.call(method, *words)) for member in self._answering()]
@@ -319,7 +316,7 @@ class LoadFleet:
         answers = []
         for member, reply in calls:
             try:
-                answers.append((member, reply.result(max(0.0, deadline - time.monotonic()))))
+                answers.append((member, reply(max(0.0, deadline - time.monotonic()))))
                 member.answered_ns = time.monotonic_ns()
             except TimeoutError:
                 self._miss(member, f"no answer within {timeout_s:g} s")
@@ -345,7 +342,7 @@ class LoadFleet:
         self._unreported.append(member)
         if last_words:
             with suppress(ActorError, TimeoutError):
-                member.actor.call("finish", 0.0).result(LAST_WORDS_S)
+                member.actor.call("finish", 0.0)(LAST_WORDS_S)
         member.actor.kill()
 
 
@@ -357,12 +354,16 @@ def _observing(members: Iterable[Member]) -> list[tuple[Member, Reply]]:
 def _results(replies: Iterable[Reply], timeout_s: float) -> list[Any]:
     """All results, or TimeoutError after so many seconds, or ActorError."""
     deadline = time.monotonic() + timeout_s
-    return [reply.result(max(0.0, deadline - time.monotonic())) for reply in replies]
+    return [reply(max(0.0, deadline - time.monotonic())) for reply in replies]
 
 
 def _read_clock(actor: Actor) -> tuple[int, str]:
-    reading: tuple[int, str] = actor.call("read_clock").result(REPLY_TIMEOUT_S)
+    reading: tuple[int, str] = actor.call("read_clock")(REPLY_TIMEOUT_S)
     return reading
+
+
+def _address(member: Member) -> str | None:
+    return member.place.address if member.place else None
 
 
 def _host(member: Member) -> str:

@@ -6,7 +6,7 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,12 +47,8 @@ class ActorUnreachableError(ActorError):
     """A call did not reach a load actor, which may live."""
 
 
-class Reply(Protocol):
-    """The answer to a call, on its way."""
-
-    def result(self, timeout: float) -> Any:
-        """Wait up to `timeout` seconds for it. Raises TimeoutError or ActorError."""
-        ...
+Reply = Callable[[float], Any]
+"""Waits up to so many seconds for the answer to a call. Raises TimeoutError or ActorError."""
 
 
 class Actor(Protocol):

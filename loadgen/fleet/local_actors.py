@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from loadgen.fleet.load_actor import ActorError, ActorFailedError, LoadActor, Place
+from loadgen.fleet.load_actor import ActorError, ActorFailedError, LoadActor, Place, Reply
 
 Call = tuple[int, str, tuple[Any, ...]]
 """A number, which the answer repeats, a method and its arguments."""
@@ -53,14 +53,14 @@ class LocalActor:
         for work in (self._send, self._receive):
             threading.Thread(target=work, daemon=True).start()
 
-    def call(self, method: str, *words: Any) -> Future[Any]:
+    def call(self, method: str, *words: Any) -> Reply:
         """Begin a method of the actor's."""
         number, reply = next(self._numbers), Future[Any]()
         self._replies[number] = reply
         self._calls.put((number, method, words))
         if self._is_over:
             self._end()
-        return reply
+        return reply.result
 
     def kill(self) -> None:
         """End its process at once."""

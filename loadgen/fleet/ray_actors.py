@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from loadgen.fleet.load_actor import (
     ActorUnreachableError,
     LoadActor,
     Place,
+    Reply,
     name,
 )
 
@@ -31,24 +33,18 @@ class RayLoadActor(LoadActor):
         return str(ray.get_runtime_context().get_node_id()), ray.util.get_node_ip_address()
 
 
-@dataclass(frozen=True, slots=True)
-class RayReply:
-    """The answer to a call, as Ray's reference."""
-
-    ref: Any
-
-    def result(self, timeout: float) -> Any:
-        """Wait up to `timeout` seconds for it. Raises TimeoutError or ActorError."""
-        try:
-            return ray.get(self.ref, timeout=timeout)
-        except GetTimeoutError as error:
-            raise TimeoutError from error
-        except ActorUnavailableError as error:
-            raise ActorUnreachableError(last_line(error)) from error
-        except RayTaskError as error:
-            raise ActorFailedError(last_line(error)) from error
-        except RayError as error:
-            raise ActorError(last_line(error)) from error
+def _answer(ref: Any, timeout_s: float) -> Any:
+    """The answer to a call. Raises TimeoutError or ActorError."""
+    try:
+        return ray.get(ref, timeout=timeout_s)
+    except GetTimeoutError as error:
+        raise TimeoutError from error
+    except ActorUnavailableError as error:
+        raise ActorUnreachableError(last_line(error)) from error
+    except RayTaskError as error:
+        raise ActorFailedError(last_line(error)) from error
+    except RayError as error:
+        raise ActorError(last_line(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +53,9 @@ class RayActor:
 
     handle: Any
 
-    def call(self, method: str, *words: Any) -> RayReply:
+    def call(self, method: str, *words: Any) -> Reply:
         """Begin a method of the actor's."""
-        return RayReply(getattr(self.handle, method).remote(*words))
+        return partial(_answer, getattr(self.handle, method).remote(*words))
 
     def kill(self) -> None:
         """End its process at once."""

@@ -23,9 +23,6 @@ CHECKED = (0.3, 0.5, 0.7)
 """Shares of a node's expected rate: below the knee, where a run says most about the constants."""
 CHECK_S = 300.0
 CHECK = "r4_check"
-OWN = ("workload", "slo", "search")
-"""Groups that the recipe decides; of the workload only the form of its prompts may be chosen (`PROMPT`)."""
-PROMPT = ("workload.prompt", "workload.tokenizer")
 LOOSE = Slo("recipe", ttft_p90_ms=60_000, tpot_p90_ms=1_000)
 """Bounds that no probe of the recipe misses: it measures and judges nothing."""
 
@@ -52,25 +49,13 @@ class CalibrationStudy(Study):
             )
         rate_qps, duration_s = float(f"{expected:.3g}"), experiment.duration_s or CHECK_S
         experiment = replace(experiment, rate_qps=rate_qps, duration_s=duration_s)
-        self._probes = _probes(experiment, rate_qps)
-        super().__init__(experiment, tuple(self._probes))
-
-    def part(self, name: str, done: Parts) -> Experiment:
-        return self._probes[name]
+        super().__init__(experiment, _probes(experiment, rate_qps))
 
     def job(self, name: str, experiment: Experiment) -> Job:
         return OfferLoad(experiment)
 
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         return replace(verdict, evidence=f"{len(parts)} probes", remedy="")
-
-
-def refuse(words: Sequence[str]) -> None:
-    """Raise ConfigError for a word that no part would honour."""
-    for word in words:
-        key = word.partition("=")[0]
-        if key.partition(".")[0] in OWN and key not in PROMPT:
-            raise ConfigError(f"{key}: recipe has its own workloads and judges nothing; leave it out")
 
 
 def check_experiment(experiment: Experiment) -> Experiment:
@@ -95,10 +80,7 @@ def _probes(study: Experiment, rate_qps: float) -> dict[str, Experiment]:
             )
     for share in CHECKED:
         probes[f"r4-{100 * share:.0f}pct"] = replace(check_experiment(study), rate_qps=share * rate_qps)
-    return {
-        name: replace(probe, slo=LOOSE, run=name, seed=seed_of(study.seed, name))
-        for name, probe in probes.items()
-    }
+    return {name: replace(probe, slo=LOOSE, seed=seed_of(study.seed, name)) for name, probe in probes.items()}
 
 
 def _workload(name: str, experiment: Experiment) -> Workload:

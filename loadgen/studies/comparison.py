@@ -100,10 +100,10 @@ class Comparison(TwoSides):
 
     kind = verb = KIND
 
-    def part(self, name: str, done: Parts) -> Experiment:
+    def __init__(self, a: Experiment, b: Experiment) -> None:
+        super().__init__(a, b)
         # B's engine gets a seed of its own: common are the arrivals, not the noise of a simulated engine.
-        seed = self.experiment.seed if name == "a" else seed_of(self.experiment.seed, name)
-        return replace(super().part(name, done), seed=seed)
+        self.experiments["b"] = replace(self.experiments["b"], seed=seed_of(a.seed, "b"))
 
     def job(self, name: str, experiment: Experiment) -> Job:
         return SearchCapacity(experiment) if name == "a" else ReplayWindows(experiment, self.path / "a")
@@ -113,7 +113,7 @@ class Comparison(TwoSides):
         original = Original.of(load_run(self.path / "a"))
         pairs = PairedReplays.of(original, load_run(self.path / "b"))
         evidence = f"{pairs.whole} of {len(original.templates)} windows of A paired"
-        verdict = replace(verdict, differs=differing(**self.sides), evidence=evidence)
+        verdict = replace(verdict, differs=differing(self.experiment, self.other), evidence=evidence)
         if pairs.ratio is None or pairs.lack:
             reason = f"{pairs.lack}; raise search.budget_s"
             return replace(verdict, passed=False, exit_code=summary.EXIT_OPEN, reason=reason)

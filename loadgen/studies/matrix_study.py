@@ -91,8 +91,12 @@ class MatrixStudy(Study):
 
     def __init__(self, cells: Sequence[Cell], beside: Mapping[str, str] | None = None) -> None:
         self.cells, self._beside = cells, beside or {}
-        self.experiments = {cell.name: cell.experiment for cell in cells if cell.experiment is not None}
-        super().__init__(next(iter(self.experiments.values())), tuple(self.experiments))
+        experiments = {cell.name: cell.experiment for cell in cells if cell.experiment is not None}
+        first, *others = experiments
+        # Cells share the first one's arrivals; a simulated engine's noise and more windows are a cell's own.
+        seeds = {name: seed_of(experiments[name].seed, name) for name in others}
+        own = {name: replace(experiments[name], seed=seed) for name, seed in seeds.items()}
+        super().__init__(experiments[first], experiments | own)
 
     @classmethod
     def saved(cls, path: Path) -> "MatrixStudy":
@@ -129,14 +133,8 @@ class MatrixStudy(Study):
 
     def files(self, folder: Folder) -> Mapping[str, str]:
         """The configuration of every cell, in the cell's folder from the beginning, for `resume`."""
-        parts = {name: replace(self.part(name, {}), out=str(folder.typed)) for name in self.names}
+        parts = {name: replace(part, out=str(folder.typed)) for name, part in self.experiments.items()}
         return {**self._beside, **{f"{name}/config.yaml": dump(part) for name, part in parts.items()}}
-
-    def part(self, name: str, done: Parts) -> Experiment:
-        # Cells share the first one's arrivals; a simulated engine's noise and more windows are a cell's own.
-        experiment = self.experiments[name]
-        seed = experiment.seed if experiment is self.experiment else seed_of(experiment.seed, name)
-        return replace(experiment, run=name, seed=seed)
 
     def job(self, name: str, experiment: Experiment) -> Job:
         """Replay the reference's requests if possible, else search alone."""

@@ -38,7 +38,7 @@ from loadgen.studies.published_tables import (
     model_of,
     published_model_of,
 )
-from loadgen.studies.study import Study, seed_of
+from loadgen.studies.study import Study, numbered
 from loadgen.traffic.schedule import PHASES, ArrivalSchedule, Ints
 
 KIND = "progressive"
@@ -218,11 +218,7 @@ class LadderStudy(Study):
     ends = ENDS
 
     def __init__(self, experiment: Experiment) -> None:
-        runs = experiment.progressive.runs
-        super().__init__(experiment, [f"run-{number}" for number in range(1, runs + 1)])
-
-    def part(self, name: str, done: Parts) -> Experiment:
-        return replace(self.experiment, seed=seed_of(self.experiment.seed, name), run=name)
+        super().__init__(experiment, numbered(experiment, "run", experiment.progressive.runs))
 
     def job(self, name: str, experiment: Experiment) -> Job:
         return PlayLadder(experiment)

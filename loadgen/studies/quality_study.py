@@ -67,7 +67,7 @@ class QualityStudy(TwoSides):
         answer_file.write_evidence(evidence, self.path / answer_file.EVIDENCE_FILE)
         gate_verdict = gate.judge(evidence, self.experiment.quality)
         pace = f"{gate_verdict.prompts} prompts; questions {gate_pace(self.experiment).words}"
-        return _with_gate(replace(verdict, evidence=pace), gate_verdict, self.sides["a"], self.sides["b"])
+        return _with_gate(replace(verdict, evidence=pace), gate_verdict, self.experiment, self.other)
 
 
 class AskSide(Job):

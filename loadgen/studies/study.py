@@ -6,7 +6,7 @@ A part is measured like any other run, and what the parts say together is comput
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from analysis.results.verdicts import PartRow, RunVerdict, StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from conf.keys import differences
-from conf.specs.experiment import Search
 from loadgen.drive.load_feed import Past
 from loadgen.run import resumption
 from loadgen.run.jobs import Job, SearchCapacity
@@ -41,9 +40,10 @@ RunPart = Callable[[Job, RunFolder, Past | None], RunVerdict]
 class Study(ABC):
     """Several runs that answer one question: the experiments of the parts, and how their verdicts become one.
 
-    `experiment` is that of the study, `names` are its parts in order. A part that ends with one of the exit
-    codes `ends` has a result; any other ends the study. With `anew` no part is continued: one that was cut
-    short is measured again. `path` is the study's folder, from the moment it runs.
+    `experiment` is that of the study, `experiments` are those of its parts by name, in order. A part that
+    ends with one of the exit codes `ends` has a result; any other ends the study. With `anew` no part is
+    continued: one that was cut short is measured again. `path` is the study's folder, from the moment it
+    runs.
     """
 
     kind: str
@@ -52,16 +52,18 @@ class Study(ABC):
     anew = False
     ends: Collection[int] = (summary.EXIT_OK,)
 
-    def __init__(self, experiment: Experiment, names: Sequence[str]) -> None:
-        self.experiment, self.names = experiment, tuple(names)
+    def __init__(self, experiment: Experiment, experiments: Mapping[str, Experiment]) -> None:
+        self.experiment = experiment
+        self.experiments = {name: replace(part, run=name) for name, part in experiments.items()}
+        self.names = tuple(self.experiments)
 
     def files(self, folder: Folder) -> Mapping[str, str]:
         """Texts that a new folder of the study holds beside its config.yaml, by name."""
         return {}
 
-    @abstractmethod
     def part(self, name: str, done: Parts) -> Experiment:
         """The experiment of a part, given the verdicts before it; a resumed part keeps its experiment."""
+        return self.experiments[name]
 
     def job(self, name: str, experiment: Experiment) -> Job:
         """The job of a part, whose experiment may be one that was saved."""
@@ -80,19 +82,22 @@ class TwoSides(Study):
     """A study of two parts, A and B; its folder stores B's configuration too."""
 
     def __init__(self, a: Experiment, b: Experiment) -> None:
-        super().__init__(a, ("a", "b"))
-        self.sides = {"a": a, "b": b}
+        super().__init__(a, {"a": a, "b": b})
+        self.other = b
 
     def files(self, folder: Folder) -> Mapping[str, str]:
-        return {studies.OTHER: dump(self.sides["b"])}
-
-    def part(self, name: str, done: Parts) -> Experiment:
-        return replace(self.sides[name], run=name)
+        return {studies.OTHER: dump(self.other)}
 
 
 def differing(a: Experiment, b: Experiment) -> dict[str, tuple[Any, ...]]:
     """Keys whose values are not the same in two experiments, as a verdict has them."""
     return {key: tuple(values) for key, values in differences(a, b).items()}
+
+
+def numbered(experiment: Experiment, kind: str, count: int) -> dict[str, Experiment]:
+    """So many equal parts of a kind, each with a seed of its own."""
+    names = [f"{kind}-{number}" for number in range(1, count + 1)]
+    return {name: replace(experiment, seed=seed_of(experiment.seed, name)) for name in names}
 
 
 class Deployments(Study):
@@ -101,41 +106,39 @@ class Deployments(Study):
     kind = "deployments"
 
     def __init__(self, experiment: Experiment) -> None:
-        count: int = getattr(experiment.search, self.kind)
-        super().__init__(experiment, [f"{self.kind.removesuffix('s')}-{n}" for n in range(1, count + 1)])
+        whole = experiment.search
+        search = replace(whole, deployments=1, budget_s=whole.budget_s / whole.deployments)
+        part = replace(experiment, search=search)
+        super().__init__(experiment, numbered(part, "deployment", whole.deployments))
 
     def part(self, name: str, done: Parts) -> Experiment:
-        whole, count = self.experiment.search, len(self.names)
-        search = replace(whole, deployments=1, budget_s=whole.budget_s / count)
-        if done:
-            first = next(iter(done.values())).capacity
-            assert first is not None
-            expected_qps = float(f"{first.qps_per_node.value:.4g}")
-            search = replace(search, start="prediction", expected_qps=expected_qps)
-        return self._named(name, search)
+        part = self.experiments[name]
+        if not done:
+            return part
+        first = next(iter(done.values())).capacity
+        assert first is not None
+        expected_qps = float(f"{first.qps_per_node.value:.4g}")
+        return replace(part, search=replace(part.search, start="prediction", expected_qps=expected_qps))
 
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
-        return studies.pooled_deployments(verdict, parts, self._replicas_per_node)
-
-    @property
-    def _replicas_per_node(self) -> int | None:
-        is_external = self.experiment.engine.kind == "external"
-        return None if is_external else self.experiment.layout.replicas_per_node
-
-    def _named(self, name: str, search: Search) -> Experiment:
-        return replace(self.experiment, search=search, seed=seed_of(self.experiment.seed, name), run=name)
+        return studies.pooled_deployments(verdict, parts, _replicas_per_node(self.experiment))
 
 
-class Repeats(Deployments):
+class Repeats(Study):
     """Whole searches, ramp included, each of which may pool several deployments."""
 
     kind = "repeats"
 
-    def part(self, name: str, done: Parts) -> Experiment:
-        return self._named(name, replace(self.experiment.search, repeats=1))
+    def __init__(self, experiment: Experiment) -> None:
+        part = replace(experiment, search=replace(experiment.search, repeats=1))
+        super().__init__(experiment, numbered(part, "repeat", experiment.search.repeats))
 
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
-        return studies.mean_of_repeats(verdict, parts, self._replicas_per_node)
+        return studies.mean_of_repeats(verdict, parts, _replicas_per_node(self.experiment))
+
+
+def _replicas_per_node(experiment: Experiment) -> int | None:
+    return None if experiment.engine.kind == "external" else experiment.layout.replicas_per_node
 
 
 def several_sweeps(experiment: Experiment) -> Study:

@@ -233,7 +233,7 @@ DRIVER = """
 import os, signal
 from loadgen.fleet.local_actors import LocalActor
 actor = LocalActor()
-actor.call("read_clock").result(60)
+actor.call("read_clock")(60)
 print(actor._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

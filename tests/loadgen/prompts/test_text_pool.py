@@ -277,7 +277,7 @@ def test_recipe_and_progressive_send_what_was_asked(folder: Path) -> None:
         == published_ladder.workload(experiment).tokenizer
         == str(folder)
     )
-    calibration_probes.refuse([f"workload.tokenizer={folder}"])
+    assert experiment_of("recipe", [f"workload.tokenizer={folder}"], None).workload.tokenizer == str(folder)
 
 
 def test_the_same_seed_says_the_same_in_plain_letters() -> None:
