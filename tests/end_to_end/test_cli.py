@@ -18,7 +18,6 @@ import analysis.__main__
 import cluster.__main__
 import loadgen.__main__
 import serve_apps.__main__
-from analysis import __main__ as reading
 from analysis import load_run
 from loadgen.__main__ import main
 from loadgen.cli import arguments as grammar
@@ -229,25 +228,6 @@ def test_an_answer_is_written_as_its_suffix_says(tmp_path: Path) -> None:
     ]
     assert json.loads((tmp_path / "answer.json").read_text()) == {"cells": [{"qps": None}, {"qps": 5.25}]}
     assert len(list(tmp_path.iterdir())) == 3
-
-
-@pytest.mark.parametrize(
-    ("words", "name", "asks"),
-    [
-        (["plan", str(GOLDEN), "demand.peak_qps=9"], "plan.csv", ".json or .html or .htm"),
-        (["calibrate", str(GOLDEN)], "node7", ".yaml or .yml"),
-        (["report", str(GOLDEN)], "page.pdf", ".html"),
-        (["export", str(GOLDEN), "--format", "csv"], "rows.parquet", ".csv"),
-        (["export", str(GOLDEN), "--format", "jsonl"], "rows.csv", ".jsonl or .ndjson"),
-    ],
-)
-def test_a_name_that_promises_something_else_is_refused(
-    words: list[str], name: str, asks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert reading.main([*words, "--out", str(tmp_path / name)]) == 2
-    output = capsys.readouterr()
-    assert output.err.startswith("error: --out ") and output.err.endswith(f"give it a name in {asks}\n")
-    assert output.err.count("\n") == 1 and not output.out and not list(tmp_path.iterdir())
 
 
 FIRST_SCREEN = (ROOT / "README.md").read_text().partition("<!-- answer -->")[0]

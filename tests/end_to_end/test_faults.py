@@ -36,8 +36,7 @@ from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Start, Stop, WindowPlan
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, until
-from tests.support.runs.verdict_trees import screen_of_folder
-from tests.support.servers.mock_server import END, answer, head, serving, token
+from tests.support.servers.mock_server import answer, head, serving, token
 from tests.support.virtual.virtual_fleet import HoldRate
 from tests.support.words.words import over
 
@@ -246,31 +245,6 @@ def test_a_server_that_refuses_everything_is_lost_not_slow(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", [held, searched])
-def test_answers_that_all_fail_for_their_form_end_the_run_in_its_warm_up(
-    tmp_path: Path, job: Callable[[Experiment], Job]
-) -> None:
-    """One form for all: each is a row of its own by the client's tests, each row an end by the driver's."""
-    with serving(lambda body: [*answer(body)[:-2], END]) as server:
-        tree, folder = measure(tmp_path, server.url, job)
-    assert (tree["exit_code"], tree["valid"], tree["windows"]) == (summary.EXIT_TARGET, False, [])
-    assert tree["reason"].startswith("warm-up: failed 2 of 2: 2 x truncated no_usage (")
-    assert sum(check_rows(folder).values()) == 2 and "failed 2 of 2: 2 x " in screen_of_folder(folder)
-
-
-@pytest.mark.slow
-def test_a_server_that_refuses_connections_or_hangs_is_a_lost_target(tmp_path: Path) -> None:
-    with serving(lambda _: [head(), 600.0]) as server:
-        for url, state, cause in (
-            ("http://127.0.0.1:9", "conn_error", "Refused"),
-            (server.url, "timeout", ""),
-        ):
-            tree, folder = measure(tmp_path / state, url, searched, ["fleet.request_timeout_s=3"])
-            assert tree["exit_code"] == summary.EXIT_TARGET and cause in tree["reason"]
-            assert {state} <= set(check_rows(folder)) <= {state, "missed"}
-
-
-@pytest.mark.slow
 def test_errors_and_answers_that_break_off_behind_a_200_count_against_the_bound(tmp_path: Path) -> None:
     def failing(body: dict[str, Any]) -> list[bytes | float | None]:
         """After the warm-up every fourth answer is an error, and the one after it breaks off."""
@@ -290,14 +264,6 @@ def test_errors_and_answers_that_break_off_behind_a_200_count_against_the_bound(
     assert tree["probe"]["limits"]["ttft"]["ms"]["value"] == "inf"
     states = check_rows(Path(tree["folder"]))
     assert states["http_error"] > 5 and states["truncated"] > 5
-
-
-@pytest.mark.slow
-def test_a_replaced_replica_ends_the_run_with_everything_saved(tmp_path: Path) -> None:
-    with serving(good) as server:
-        tree, folder = measure(tmp_path, server.url, held, fault=lambda: "1 of 1 replicas gone, 1 new")
-    assert (tree["exit_code"], tree["reason"]) == (summary.EXIT_TARGET, "1 of 1 replicas gone, 1 new")
-    assert check_rows(folder)["ok"] > 5
 
 
 @pytest.fixture

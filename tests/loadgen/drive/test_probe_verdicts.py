@@ -162,10 +162,3 @@ questions: dict[str, Any] = {
 @given(**questions)
 def test_a_probe_shows_possible_latencies(**question: Any) -> None:
     check(**question)
-
-
-@pytest.mark.slow
-@settings(max_examples=60)
-@given(**questions)
-def test_so_do_many_more(**question: Any) -> None:
-    check(**question)

@@ -1,7 +1,5 @@
 """loadgen/run/endpoint.py: an endpoint says what it serves, and its key reaches no other."""
 
-import gzip
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,15 +84,6 @@ def test_what_is_no_model_server_is_told_in_one_line(answer: Reply, why: str) ->
     message = str(refused.value)
     assert message.startswith(f"{url}/v1/models does not answer as a model server: ") and why in message
     assert "\n" not in message
-
-
-@pytest.mark.parametrize("status", [200, 203])
-@pytest.mark.parametrize("encoding", ["gzip", "identity"])
-def test_a_list_may_come_compressed_and_from_below_a_path(status: int, encoding: str) -> None:
-    plain = json.dumps({"data": [{"id": "m"}]}).encode()
-    body = gzip.compress(plain) if encoding == "gzip" else plain
-    with server(says(body, status, **{"Content-Encoding": encoding})) as (url, _):
-        assert models_of(f"{url}/team/llm", DEFAULT_ACCESS) == [{"id": "m"}]
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])

@@ -16,8 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.rows.records import SERVER, read_stream
-from conf.io.http_get import Access
-from conf.io.secret import Secret
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run import samplers
 from loadgen.run.samplers import SPELLINGS, Scraper, page_figures
@@ -222,28 +220,6 @@ def test_every_replica_has_a_row_a_second_whatever_the_others_do(path: Path) -> 
         assert all(row["error"] and row["running"] is None for row in rows[replica])
 
 
-def test_a_name_that_is_no_text_is_kept_as_far_as_it_is(path: Path) -> None:
-    with (
-        Server(fine=says(page()), odd=says("", x_replica_id="rÿ")) as server,
-        Scraper(server.urls, path, time.monotonic_ns),
-    ):
-        until(lambda: "rÿ" in rows_of(path))
-        seen = len(good(path, "fine"))
-        until(lambda: len(good(path, "fine")) > seen)
-
-
-def test_samples_lie_on_the_grid_of_the_runs_clock(path: Path) -> None:
-    started_ns = time.monotonic_ns() + 3600 * 10**9
-    with (
-        Server(fine=says(page())) as server,
-        Scraper(server.urls, path, lambda: time.monotonic_ns() - started_ns),
-    ):
-        until(lambda: len(good(path, "fine")) >= 4)
-    ticks = [row["clock_ns"] // 100_000_000 for row in rows_of(path)["fine"]]
-    assert ticks == sorted(set(ticks))
-    assert all(tick < 0 for tick in ticks)
-
-
 def test_a_fast_clock_is_sampled_in_each_of_its_seconds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slept by the real clock instead, there would be a sample in every tenth of them."""
     monkeypatch.setattr(samplers, "PERIOD_S", 1.0)
@@ -290,22 +266,6 @@ def test_a_sample_belongs_to_the_replica_that_answered(path: Path) -> None:
         Scraper(server.urls, path, time.monotonic_ns),
     ):
         until(lambda: good(path, "r0") and good(path, "r1"))
-
-
-def test_the_key_goes_to_the_endpoints_and_nowhere_else(path: Path) -> None:
-    lines: list[str] = []
-    with Server(open=says(page()), closed=says("", 401), moved=says(""), elsewhere=says(page())) as server:
-        urls = {name: url for name, url in server.urls.items() if name != "elsewhere"}
-        server.routes["moved"] = says("", 307, Location=server.urls["elsewhere"])
-        with Scraper(urls, path, time.monotonic_ns, access=Access(Secret("secret-key")), say=lines.append):
-            until(lambda: good(path, "open") and len(lines) == 2)
-        with Scraper(urls, path.with_name("again"), time.monotonic_ns):
-            until(lambda: good(path.with_name("again"), "open"))
-    assert server.keys["open"] == {"Bearer secret-key", None}
-    assert server.keys["moved"] >= {"Bearer secret-key"}
-    assert "elsewhere" not in server.keys
-    assert b"secret-key" not in path.read_bytes()
-    assert not any("secret-key" in line for line in lines)
 
 
 @pytest.fixture

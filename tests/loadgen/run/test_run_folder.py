@@ -104,20 +104,6 @@ def test_every_session_tells_in_a_shard_of_its_own(folder: RunFolder) -> None:
     again.close()
 
 
-def test_shards_are_told_apart() -> None:
-    kinds = {
-        "client-07.arrow": records.SHARD,
-        "client-123.arrow": records.SHARD,
-        "client-07.health.arrow": records.CLIENTS,
-        "server-17.arrow": records.SERVER,
-        "driver-0.arrow": records.PROGRESS,
-        "unreadable-client-07.arrow": None,
-        "notes.arrow": None,
-    }
-    for name, kind in kinds.items():
-        assert shards.schema_of(Path(name)) is kind
-
-
 def test_a_kill_before_the_shards_go_doubles_no_row_and_the_parquet_stands(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
