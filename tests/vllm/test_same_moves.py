@@ -118,7 +118,7 @@ def test_requests_go_to_the_ranks_that_vllm_takes(seed: int) -> None:
     rng, client = np.random.default_rng(seed), front_end()
     specs = load(["layout=dp8_attention_ep8"])
     kind = EngineKind.of(SimulatedEngine(), specs.model, specs.hardware, specs.layout)
-    arrays, _ = empty_arrays([(kind, 1)], 10, [0])
+    arrays, _ = empty_arrays([(kind, 1)], [0])
     engines = arrays.engines
     taken: list[int] = []
     for number in range(400):

@@ -62,7 +62,11 @@ class RequestState:
     request_id: int = _column("serial", int)
     """The number of the request among all of its engine."""
     prompt_tokens: int = _column("prompt", int)
+    emitted: int = _column("emitted", int)
+    """Output tokens that exist."""
     first_token_s: float | None = _column("first_s", _known)
+    last_token_s: float | None = _column("last_s", _known)
+    """Time of the latest token."""
     begun_s: float | None = _column("begun_s", _known)
     """The begin of the first step that computed it, after a preemption anew."""
     cached_tokens: int = _column("cached", int)
@@ -90,21 +94,8 @@ class RequestState:
         return self._end is not None
 
     @property
-    def emitted(self) -> int:
-        """Output tokens that exist."""
-        completed = self._arrays.engines["completed"][self.now["engine"]]
-        return int(max(self.now["joined"], min(self.now["most"], self.now["ahead"] + completed)))
-
-    @property
     def finished(self) -> bool:
         return bool(self.emitted == self.now["output"])
-
-    @property
-    def last_token_s(self) -> float | None:
-        """Time of the latest token."""
-        if self.now["decoding"] and self.emitted > self.now["joined"]:
-            return float(self._arrays.engines["at_s"][self.now["engine"]])
-        return _known(self.now["last_s"])
 
     @property
     def queue_s(self) -> float | None:
@@ -120,13 +111,13 @@ class Engine:
 
     def __init__(self, kind: EngineKind, seed: int = 0) -> None:
         self.kind = kind
-        arrays, (self._noise,) = kinds.empty_arrays([(kind, 1)], kind.spec.max_model_len, [seed])
+        arrays, (self._noise,) = kinds.empty_arrays([(kind, 1)], [seed])
         arrays.make_books(kind.blocks * kind.width, 0)
         arrays.make_requests(ROOM)
         self.arrays = arrays
         self._rows: dict[int, RequestState] = {}
         self._free = list(range(ROOM - 1, -1, -1))
-        self._leaving: list[tuple[int, int]] = []  # rows that a step in flight may still name, and its number
+        self._leaving: list[int] = []  # rows of requests that are over, and may hold blocks
         self._added = 0
 
     def check(self, input_tokens: int, output_tokens: int) -> None:
@@ -159,9 +150,8 @@ class Engine:
         Blocks for which KV is on its way stay until `transfer_ends`.
         """
         if not request.over:
-            rank = self._rank(request)
-            rules.abort(self.arrays.address, rank, request.row)
-            self._forget(request, int(self.arrays.engines["scheduled"][rank]))
+            rules.abort(self.arrays.address, self._rank(request), request.row)
+            self._forget(request)
 
     def loading(self) -> list[RequestState]:
         """Requests that took blocks since the last call: the transfer of `tokens_to_load` may begin."""
@@ -206,7 +196,7 @@ class Engine:
         for rank in range(self.kind.width):
             while (row := steps.pop_finished(self.arrays.address, rank)) != NONE:
                 finished.append(self._rows[row])
-                self._forget(finished[-1], 0)
+                self._forget(finished[-1])
         self._recycle()
         return finished
 
@@ -274,19 +264,16 @@ class Engine:
         if cells > len(self.arrays.cells):
             self.arrays.grow(cells=cells)
 
-    def _forget(self, request: RequestState, step: int) -> None:
-        """A request is over; its row is free once no step up to `step` is in flight and its blocks are
-        free."""
+    def _forget(self, request: RequestState) -> None:
+        """A request is over; its row is free once its blocks are."""
         request.end()
-        self._leaving.append((request.row, step))
+        self._leaving.append(request.row)
 
     def _recycle(self) -> None:
         leaving, self._leaving = self._leaving, []
-        for row, step in leaving:
-            fields = self.arrays.requests[row]
-            completed = self.arrays.engines["completed"][fields["engine"]]
-            if fields["place"] != state.NOWHERE or completed < step:
-                self._leaving.append((row, step))
+        for row in leaving:
+            if self.arrays.requests["place"][row] != state.NOWHERE:
+                self._leaving.append(row)
                 continue
             del self._rows[row]
             self._free.append(row)

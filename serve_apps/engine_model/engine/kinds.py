@@ -121,19 +121,17 @@ class Noise:
 
 
 def empty_arrays(
-    kinds: Sequence[tuple[EngineKind, int]], longest_output: int, seeds: Sequence[int]
+    kinds: Sequence[tuple[EngineKind, int]], seeds: Sequence[int]
 ) -> tuple[state.Arrays, list[Noise]]:
     """So many replicas of each kind that have seen nothing, without requests, and the noise of each.
 
-    `longest_output` is in tokens. Of two kinds the second one only computes prompts.
+    Of two kinds the second one only computes prompts.
     """
     first, last = kinds[0][0], kinds[-1][0]
     widths = np.array([kind.width for kind, count in kinds for _ in range(count)])
     each = [kind for kind, count in kinds for _ in range(count * kind.width)]
-    ring = 1 << (longest_output + 2).bit_length()
     arrays = state.Arrays(service=1, groups=len(widths), engines=len(each), queues=(len(each), state.QUEUES))
-    arrays.make(needing=(len(each), first.spec.block_size), ring=(len(each), ring), emits=(len(each), 2))
-    arrays.queues[:] = arrays.ring[:] = np.array((NONE, NONE, 0), state.QUEUE)
+    arrays.queues[:] = np.array((NONE, NONE, 0), state.QUEUE)
     arrays.set(costs=np.array([first.costs, last.costs, first.shared_costs], np.float64))
     engines, groups, service = arrays.engines, arrays.groups, arrays.service
     for name in state.SETTINGS.split():
@@ -144,7 +142,7 @@ def empty_arrays(
     engines["kind"] = np.repeat(range(len(kinds)), [count * kind.width for kind, count in kinds])
     engines["free"] = engines["blank"] = engines["blocks"]
     engines["prefill_step"] = -engines["prefill_schedule_interval"]
-    for name in ("front_free_s", "at_s", "idle_until_s", "link_free_s"):
+    for name in ("front_free_s", "idle_until_s", "link_free_s"):
         engines[name] = -np.inf
     noises = [Noise(first.spec, seed) for seed in seeds]
     groups["width"], groups["first"] = widths, np.cumsum(widths) - widths

@@ -101,11 +101,11 @@ def name(arrays: Any, r: Any, i: Any, blocks: Any) -> None:
 def extend(arrays: Any, r: Any, i: Any, tokens: Any) -> None:
     """Allocate the blocks that a request lacks for its first `tokens`, and cache the full ones."""
     request, engine = state.request(arrays, i), state.engine(arrays, r)
-    blocks = blocks_for(engine, tokens)
-    if blocks > request.blocks:
+    if tokens > request.blocks * engine.block_size:
+        blocks = blocks_for(engine, tokens)
         take(arrays, r, blocks - request.blocks)
         request.blocks = blocks
-    if request.pieces or request.own_blocks:
+    if (request.pieces and request.computed < request.prompt) or request.own_blocks:
         name(arrays, r, i, tokens // engine.block_size)
 
 

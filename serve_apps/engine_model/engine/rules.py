@@ -2,9 +2,16 @@
 
 from typing import Any
 
-from serve_apps.engine_model.engine import decoders, kv, state
-from serve_apps.engine_model.engine.native import NONE, append, inlined, insert_after, native, pop_first
-from serve_apps.engine_model.engine.native import remove as unlink
+from serve_apps.engine_model.engine import kv, state
+from serve_apps.engine_model.engine.native import (
+    NONE,
+    append,
+    inlined,
+    insert_after,
+    native,
+    pop_first,
+    remove,
+)
 
 
 @native
@@ -13,14 +20,11 @@ def schedule(arrays: Any, r: Any, now_s: Any) -> bool:
     engine = state.engine(arrays, r)
     engine.decode = engine.prefill = engine.context = engine.samples = 0
     engine.pairs = 0.0
-    preemptions, last = engine.preemptions, engine.scheduled
-    number = last + 1
-    state.emits(arrays, r, number & 1).count = 0
+    preemptions, number = engine.preemptions, engine.scheduled + 1
     # Soon after a step with prefill none is computed, if others decode and none was left waiting (vLLM 0.33).
     soon = number - engine.prefill_step < engine.prefill_schedule_interval
     held = soon and not engine.backed_up and state.count(arrays, r, state.RUNNING) > engine.due
-    if (held and state.count(arrays, r, state.PARTIAL)) or not _continue_all(arrays, r, number):
-        _walk(arrays, r, number, held)
+    _continue_running(arrays, r, number, held)
     if engine.preemptions == preemptions:
         if state.count(arrays, r, state.WAITING) or engine.loaded:
             _admit(arrays, r, number, now_s, held)
@@ -29,44 +33,32 @@ def schedule(arrays: Any, r: Any, now_s: Any) -> bool:
     if not engine.decode + engine.prefill:
         return False
     engine.scheduled = number
-    engine.samples = state.emits(arrays, r, number & 1).count
-    ending = state.queue(arrays, r, state.ENDING + (number & 1))
-    bucket = decoders.ring_bucket(arrays, r, number)
-    ending.head, ending.tail, ending.count = bucket.head, bucket.tail, bucket.count
-    bucket.head, bucket.tail, bucket.count = NONE, NONE, 0
-    i = ending.head
-    while i != NONE:
-        decoders.leave(arrays, r, i, last)
-        i = state.link(arrays, i, state.ENDS).next
     return True
 
 
 @native
 def complete(arrays: Any, r: Any, at_s: Any) -> None:
-    """The oldest scheduled step ends at `at_s`: its tokens exist; the finished are left in its queue
-    `ENDING`."""
-    engine = state.engine(arrays, r)
-    step = engine.completed + 1
-    engine.completed, engine.at_s = step, at_s
-    engine.generation_tokens += state.emits(arrays, r, step & 1).count
-    touched = state.queue(arrays, r, state.TOUCHED + (step & 1))
-    while touched.count:
-        request = state.request(arrays, pop_first(touched, state.links(arrays), state.TOUCHES))
-        request.touched = 0
-        if request.most:  # 0: aborted
-            request.last_s = at_s
-            if request.first_s != request.first_s:
-                request.first_s = at_s
-                engine.prompt_tokens += request.prompt
-    ending = state.queue(arrays, r, state.ENDING + (step & 1))
-    i = ending.head
-    while i != NONE:
-        after, request = state.link(arrays, i, state.ENDS).next, state.request(arrays, i)
-        if request.most == request.output:
-            _finish(arrays, r, i, at_s)
-        else:  # aborted
-            unlink(ending, state.links(arrays), state.ENDS, i)
-        i = after
+    """The oldest scheduled step ends at `at_s`: its tokens exist; the finished are in the queue `FINISHED`.
+
+    One that was preempted while its token was computed may finish too.
+    """
+    engine, tokens, links = state.engine(arrays, r), state.tokens(arrays), state.links(arrays)
+    engine.completed += 1
+    parity = engine.completed & 1
+    emitting = state.queue(arrays, r, state.EMITTING + parity)
+    engine.generation_tokens += emitting.count
+    while emitting.count:
+        i = pop_first(emitting, links, state.EMITS + parity)
+        request = state.request(arrays, i)
+        if len(tokens):
+            tokens[request.token + request.emitted] = at_s
+        request.emitted += 1
+        request.last_s = at_s
+        if request.first_s != request.first_s:
+            request.first_s = at_s
+            engine.prompt_tokens += request.prompt
+        if request.emitted == request.output:
+            _finish(arrays, r, i)
 
 
 @native
@@ -80,15 +72,14 @@ def abort(arrays: Any, r: Any, i: Any) -> None:
     engine.open -= 1
     if place != state.ARRIVING:
         engine.stalled = 0
-    decoders.drop_emissions(arrays, r, i)
-    decoders.put(arrays, r, i, state.KEPT if place == state.LOADING else state.NOWHERE)
+    _drop_emissions(arrays, r, i)
+    put(arrays, r, i, state.KEPT if place == state.LOADING else state.NOWHERE)
     if place == state.RUNNING:
         _release(arrays, r, i)
     elif place == state.LOADING and request.loaded:
         request.loaded = 0
         engine.loaded -= 1
         transferred(arrays, r, i)
-    request.most = decoders.emitted(engine, request)
 
 
 @native
@@ -99,112 +90,120 @@ def transferred(arrays: Any, r: Any, i: Any) -> None:
         engine.loaded += 1 - request.loaded
         request.loaded = 1
     elif request.place == state.KEPT:
-        decoders.put(arrays, r, i, state.NOWHERE)
+        put(arrays, r, i, state.NOWHERE)
         kv.free(arrays, r, i, request.computed // engine.block_size)
-
-
-@native
-def next_emitting(arrays: Any, r: Any, i: Any) -> Any:
-    """The request behind `i`, or the first of all, that gets a token when the oldest step completes.
-
-    `NONE` after the last. Some run no longer: they were preempted while their token is computed.
-    """
-    step, place = state.engine(arrays, r).completed + 1, state.RUNNING
-    if i != NONE:
-        place, i = state.request(arrays, i).place, state.link(arrays, i, state.PLACES).next
-    else:
-        i = state.queue(arrays, r, place).head
-    while i != NONE or place == state.RUNNING:
-        if i == NONE:
-            place, i = state.WAITING, state.queue(arrays, r, state.WAITING).head
-        elif decoders.emits_in(state.request(arrays, i), step):
-            return i
-        else:
-            i = state.link(arrays, i, state.PLACES).next
-    return NONE
 
 
 @native
 def emitting(arrays: Any, r: Any, out: Any) -> Any:
     """Put the requests that get a token when the oldest step completes into `out`; returns their number."""
-    count, i = 0, next_emitting(arrays, r, NONE)
+    parity, count = (state.engine(arrays, r).completed + 1) & 1, 0
+    i = state.queue(arrays, r, state.EMITTING + parity).head
     while i != NONE:
         out[count] = i
-        count, i = count + 1, next_emitting(arrays, r, i)
+        count, i = count + 1, state.link(arrays, i, state.EMITS + parity).next
     return count
 
 
+@native
+def put(arrays: Any, r: Any, i: Any, place: Any) -> None:
+    """Take a request from its place to the end of another one, or `NOWHERE`."""
+    request = state.request(arrays, i)
+    if request.place != state.NOWHERE:
+        remove(state.queue(arrays, r, request.place), state.links(arrays), state.PLACES, i)
+    request.place = place
+    if place != state.NOWHERE:
+        append(state.queue(arrays, r, place), state.links(arrays), state.PLACES, i)
+
+
+@native
+def _drop_emissions(arrays: Any, r: Any, i: Any) -> None:
+    """The steps in flight emit nothing of this request."""
+    request = state.request(arrays, i)
+    while request.scheduled > request.emitted:
+        parity = (request.last_step - request.scheduled + request.emitted + 1) & 1
+        remove(state.queue(arrays, r, state.EMITTING + parity), state.links(arrays), state.EMITS + parity, i)
+        request.scheduled -= 1
+
+
 @inlined
-def _finish(arrays: Any, r: Any, i: Any, at_s: Any) -> None:
+def _finish(arrays: Any, r: Any, i: Any) -> None:
     request, engine = state.request(arrays, i), state.engine(arrays, r)
-    request.last_s = at_s
     engine.open -= 1
     running = request.place == state.RUNNING
     kept = running and request.kv == state.HELD
-    decoders.put(arrays, r, i, state.KEPT if kept else state.NOWHERE)
-    if kept:
-        return
-    decoders.set_partial(arrays, r, i, 0)
-    if running:  # else preempted while its last token was computed
+    put(arrays, r, i, state.KEPT if kept else state.NOWHERE)
+    append(state.queue(arrays, r, state.FINISHED), state.links(arrays), state.MOVES, i)
+    if running and not kept:  # else preempted while its last token was computed
         kv.free(arrays, r, i, request.computed // engine.block_size)
 
 
 @inlined
-def _continue_all(arrays: Any, r: Any, number: Any) -> bool:
-    """Schedule all decoders at once, then the prompt that the last step's budget has cut, if any.
-
-    Returns False, and does nothing, where not all requests fit, so that order matters.
-    """
-    engine = state.engine(arrays, r)
-    budget = engine.max_num_batched_tokens - engine.decoders
-    cut = state.count(arrays, r, state.PARTIAL)
-    if engine.long_prefill_token_threshold or budget < 0 or cut > 1:
-        return False
-    opened = state.needing(arrays, r, engine.scheduled % engine.block_size).count
-    needed, new = opened, 0
-    i = state.queue(arrays, r, state.PARTIAL).head
-    if cut:
-        request = state.request(arrays, i)
-        new = min(decoders.missing(request), budget)
-        needed += kv.blocks_for(engine, request.computed + new) - request.blocks
-    if needed > engine.free:
-        return False
-    engine.decode = engine.decoders
-    engine.context = engine.contexts + engine.scheduled * engine.decoders
-    state.emits(arrays, r, number & 1).count = engine.decoders
-    if opened:
-        kv.take(arrays, r, opened)
-    if cut and budget:
-        decoders.compute(arrays, r, i, new, number)
-    return True
+def _missing(request: Any) -> Any:
+    """Tokens to compute before a request gets its next one."""
+    return request.prompt + request.scheduled - request.computed
 
 
 @native
-def _walk(arrays: Any, r: Any, number: Any, held: Any) -> None:
+def _continue_running(arrays: Any, r: Any, number: Any, held: Any) -> None:
     """Schedule the missing tokens of one running request after the other, while the budget lasts."""
     engine = state.engine(arrays, r)
-    budget, limit = engine.max_num_batched_tokens, decoders.long_prefill_limit(arrays, r)
+    budget, limit = engine.max_num_batched_tokens, _long_prefill_limit(arrays, r)
     i = state.queue(arrays, r, state.RUNNING).head
-    while i != NONE:
+    while i != NONE and budget:
         request = state.request(arrays, i)
-        new = min(1 if request.decoding else decoders.missing(request), min(limit, budget))
-        waits = held and request.partial == state.DUE
-        if decoders.scheduled(engine, request) != request.output and not waits:
-            if new and not _make_room(arrays, r, i, new):
-                _pause_from(arrays, r, i)
+        if request.scheduled != request.output and not (held and request.due):
+            new = min(_missing(request), min(limit, budget))
+            if not _make_room(arrays, r, i, new):
                 return
-            if not request.decoding:
-                if new:
-                    decoders.compute(arrays, r, i, new, number)
-            elif new:
-                engine.decode += 1
-                engine.context += decoders.context(engine, request)
-                kv.take(arrays, r, _blocks_lacking(engine, request, 1))
-                state.emits(arrays, r, number & 1).count += 1
-            else:
-                _pause(arrays, r, i)
+            _compute(arrays, r, i, new, number)
             budget -= new
         i = state.link(arrays, i, state.PLACES).next
+
+
+@native
+def _compute(arrays: Any, r: Any, i: Any, new: Any, number: Any) -> None:
+    """Compute `new` of the missing tokens, for which there are blocks."""
+    request, engine, before = (
+        state.request(arrays, i),
+        state.engine(arrays, r),
+        state.request(arrays, i).computed,
+    )
+    missing = _missing(request)
+    request.last_step, request.new = number, new
+    engine.context += before
+    if request.due or missing > 1:
+        engine.prefill_step = number
+    if new == 1 and before >= request.own:
+        engine.decode += 1
+    else:
+        engine.prefill += new
+        engine.pairs += new * (before + new / 2)
+    kv.extend(arrays, r, i, before + new)
+    request.computed = before + new
+    request.hashed = min(request.computed, request.prompt + request.emitted)
+    _set_due(engine, request, new < missing)
+    if new == missing:
+        request.scheduled += 1
+        parity = number & 1
+        append(state.queue(arrays, r, state.EMITTING + parity), state.links(arrays), state.EMITS + parity, i)
+        engine.samples += 1
+
+
+@inlined
+def _set_due(engine: Any, request: Any, due: Any) -> None:
+    """A running request has known tokens to compute beyond those of the last step, or has not."""
+    engine.due += due - request.due
+    request.due = due
+
+
+@native
+def _long_prefill_limit(arrays: Any, r: Any) -> Any:
+    """Tokens of one prompt per step; a request that is alone may have all."""
+    engine, running = state.engine(arrays, r), state.count(arrays, r, state.RUNNING)
+    alone = running + state.count(arrays, r, state.WAITING) + state.count(arrays, r, state.LOADING) <= 1
+    limit = engine.long_prefill_token_threshold
+    return engine.max_num_batched_tokens if alone or not limit else limit
 
 
 @inlined
@@ -214,12 +213,10 @@ def _make_room(arrays: Any, r: Any, i: Any, new: Any) -> bool:
     False also where a step in flight writes the blocks of the last, and the engine receives KV.
     """
     engine, request = state.engine(arrays, r), state.request(arrays, i)
-    while _blocks_lacking(engine, request, new) > engine.free:
+    while request.computed + new > (request.blocks + engine.free) * engine.block_size:
         last = state.queue(arrays, r, state.RUNNING).tail
-        if engine.receives:
-            victim = state.request(arrays, last)
-            if (engine.scheduled if victim.decoding else victim.last_step) > engine.completed:
-                return False
+        if engine.receives and state.request(arrays, last).last_step > engine.completed:
+            return False
         _preempt(arrays, r, last)
         if last == i:
             return False
@@ -227,35 +224,16 @@ def _make_room(arrays: Any, r: Any, i: Any, new: Any) -> bool:
 
 
 @inlined
-def _pause_from(arrays: Any, r: Any, i: Any) -> None:
-    """Compute nothing of a running request in this step, nor of those behind it."""
-    if state.request(arrays, i).place != state.RUNNING:
-        return  # preempted, as all behind it
-    while i != NONE:
-        if state.request(arrays, i).decoding:
-            _pause(arrays, r, i)
-        i = state.link(arrays, i, state.PLACES).next
-
-
-@native
-def _pause(arrays: Any, r: Any, i: Any) -> None:
-    """Give a decoder no token in this step."""
-    decoders.leave(arrays, r, i, state.engine(arrays, r).scheduled)
-    decoders.set_partial(arrays, r, i, state.WHOLE)
-
-
-@inlined
 def _preempt(arrays: Any, r: Any, i: Any) -> None:
     """Return a request to the queue; its blocks keep their hashes, so that it may find them again."""
     request, engine = state.request(arrays, i), state.engine(arrays, r)
-    decoders.put(arrays, r, i, state.NOWHERE)
-    known = decoders.hashed(engine, request)
+    put(arrays, r, i, state.NOWHERE)
+    known = request.hashed // engine.block_size
     request.own_blocks = max(request.own_blocks, known)
     kv.name(arrays, r, i, known)
     _release(arrays, r, i)
     if request.kv == state.HELD:  # KV that is to be handed on is gone: tokens in flight count for nothing
-        decoders.drop_emissions(arrays, r, i)
-        request.most = decoders.emitted(engine, request)
+        _drop_emissions(arrays, r, i)
     request.computed = 0
     request.place = state.WAITING
     insert_after(state.queue(arrays, r, state.WAITING), state.links(arrays), state.PLACES, NONE, i)
@@ -264,34 +242,27 @@ def _preempt(arrays: Any, r: Any, i: Any) -> None:
 
 @native
 def _release(arrays: Any, r: Any, i: Any) -> None:
-    """Give back the blocks of a request that runs no longer."""
+    """Give back the blocks of a request that runs no longer.
+
+    A token in flight is unknown when the step after it is scheduled, so its block has no hash yet.
+    """
     request, engine = state.request(arrays, i), state.engine(arrays, r)
-    known = decoders.hashed(engine, request)
-    if request.decoding:
-        decoders.leave(arrays, r, i, engine.scheduled)
-    decoders.set_partial(arrays, r, i, 0)
-    kv.free(arrays, r, i, known)
-
-
-@native
-def _blocks_lacking(engine: Any, request: Any, new: Any) -> Any:
-    has = decoders.context(engine, request) if request.decoding else request.computed
-    blocks = kv.blocks_for(engine, has) if request.decoding else request.blocks
-    return kv.blocks_for(engine, has + new) - blocks
+    _set_due(engine, request, False)
+    kv.free(arrays, r, i, request.hashed // engine.block_size)
 
 
 @native
 def _admit(arrays: Any, r: Any, number: Any, now_s: Any, held: Any) -> None:
     engine = state.engine(arrays, r)
     waiting, running = state.queue(arrays, r, state.WAITING), state.queue(arrays, r, state.RUNNING)
-    limit = decoders.long_prefill_limit(arrays, r)
+    limit = _long_prefill_limit(arrays, r)
     budget = engine.max_num_batched_tokens - engine.decode - engine.prefill
     if engine.loaded:
         budget = _admit_loaded(arrays, r, budget, number, now_s)
     while waiting.count and budget and running.count < engine.max_num_seqs:
         i = waiting.head
         request = state.request(arrays, i)
-        tokens = request.prompt + request.most
+        tokens = request.prompt + request.scheduled
         hits = idle = 0
         if request.pieces or request.own_blocks:
             hits, idle = kv.find(arrays, r, i, (tokens - 1) // engine.block_size, False)
@@ -311,7 +282,7 @@ def _admit(arrays: Any, r: Any, number: Any, now_s: Any, held: Any) -> None:
             request.cached = request.computed
             _count_hits(engine, request, tokens)
         new = min(tokens - request.computed, min(limit, budget))
-        decoders.compute(arrays, r, i, new, number)
+        _compute(arrays, r, i, new, number)
         budget -= new
 
 
@@ -319,9 +290,7 @@ def _admit(arrays: Any, r: Any, number: Any, now_s: Any, held: Any) -> None:
 def _start(arrays: Any, r: Any, i: Any, now_s: Any) -> None:
     """Give a request a slot."""
     request, engine = state.request(arrays, i), state.engine(arrays, r)
-    decoders.put(arrays, r, i, state.RUNNING)
-    engine.admitted += 1
-    request.order = engine.admitted
+    put(arrays, r, i, state.RUNNING)
     request.begun_s = engine.begin_s
     if request.scheduled_s != request.scheduled_s:
         request.scheduled_s = now_s
@@ -344,7 +313,7 @@ def _load(arrays: Any, r: Any, i: Any, hits: Any) -> None:
     request.blocks = blocks
     _count_hits(engine, request, request.prompt)
     request.kv = state.OWN
-    decoders.put(arrays, r, i, state.LOADING)
+    put(arrays, r, i, state.LOADING)
     append(state.queue(arrays, r, state.STARTED), state.links(arrays), state.MOVES, i)
     request.moving = 1
 
@@ -361,7 +330,7 @@ def _admit_loaded(arrays: Any, r: Any, budget: Any, number: Any, now_s: Any) -> 
             engine.loaded -= 1
             _start(arrays, r, i, now_s)
             request.cached = request.computed = request.own = request.prompt - 1
-            decoders.compute(arrays, r, i, 1, number)
+            _compute(arrays, r, i, 1, number)
             budget -= 1
         i = after
     return budget
@@ -370,10 +339,12 @@ def _admit_loaded(arrays: Any, r: Any, budget: Any, number: Any, now_s: Any) -> 
 @inlined
 def _reserved_blocks(arrays: Any, r: Any) -> Any:
     """Blocks that the prompts in computation still need, which a transfer must leave them."""
-    i, blocks = state.queue(arrays, r, state.PARTIAL).head, 0
+    i, blocks = state.queue(arrays, r, state.RUNNING).head, 0
     while i != NONE:
         request = state.request(arrays, i)
-        if request.partial == state.DUE:
-            blocks += kv.blocks_for(state.engine(arrays, r), request.prompt + request.most) - request.blocks
-        i = state.link(arrays, i, state.PARTIALS).next
+        if request.due:
+            blocks += (
+                kv.blocks_for(state.engine(arrays, r), request.prompt + request.scheduled) - request.blocks
+            )
+        i = state.link(arrays, i, state.PLACES).next
     return blocks

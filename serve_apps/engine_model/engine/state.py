@@ -1,8 +1,5 @@
 """The arrays behind all engines of a service; docs/engine_model.md says how they stand for vLLM's objects.
 
-Decoders are a count and a sum of contexts, with the number that opens a KV block in each coming step
-(`needing`) and the requests that end in it (`ring`).
-
 Compiled functions reach the arrays by one address. numba hands every array over in seven parts, each time one
 function calls another: with all arrays as arguments the engine's sixty functions take 95 CPU seconds to
 compile, with one address of a table of them 27. The table has four numbers for each array: where its data is,
@@ -31,21 +28,18 @@ OWN, HELD, REMOTE = range(3)
 """Whose KV a request decodes with: its own; its own, which another engine takes over; another engine's."""
 NOWHERE, ARRIVING, WAITING, RUNNING, LOADING, KEPT = range(6)
 """The place of a request: in the front end, queued, scheduled, awaiting KV, or over with blocks held."""
-PARTIAL, STARTED, ENDED, UNREAD, TOUCHED, ENDING, SEEN, IDLE = 6, 7, 8, 9, 10, 12, 14, 16
-"""Further queues: running without decoding; took blocks for KV, untold; transfers that ended, or whose end an
-empty step saw. By the parity of a step in flight: requests whose times it sets, that end in it, whose
-transfers it saw. Last the free runs of blocks that cache something."""
-QUEUES = 17
+STARTED, ENDED, UNREAD, FINISHED, EMITTING, SEEN, IDLE = 6, 7, 8, 9, 10, 12, 14
+"""Further queues: took blocks for KV, untold; transfers that ended, or whose end an empty step saw; finished
+in the step that ended last. By the parity of a step in flight: requests that get a token, and whose transfers
+it saw. Last the free runs of blocks that cache something."""
+QUEUES = 15
 QUEUE = np.dtype(_fields(np.int64, "head tail count"))
-COUNT = np.dtype([("count", np.int64)])
 LINK = np.dtype(_fields(np.int32, "next previous"))
 """A linked list, and the neighbours of a thing in it (`native`)."""
-PLACES, PARTIALS, ENDS, TOUCHES, MOVES = range(5)
-"""The links of queues that a request may be in at once."""
+PLACES, MOVES, EMITS = range(3)
+"""The links of queues that a request may be in at once; of `EMITS` a pair, by the parity of the step."""
 RUNS_IDLE, RUNS_NAMED = range(2)
 """The links of a run of blocks: in the queue of free ones, and among those of its name."""
-WHOLE, DUE = 1, 2
-"""A running request that does not decode is at the end of its known tokens, or has some to compute."""
 
 TIMES = "sent_s ready_s queued_s scheduled_s begun_s first_s last_s moved_s taken_s computed_s"
 LIMITS = "max_num_batched_tokens max_num_seqs long_prefill_token_threshold prefill_schedule_interval"
@@ -56,8 +50,8 @@ REQUEST = np.dtype(
     _fields(np.float64, TIMES)
     + _fields(np.int64, "mate engine own_blocks named shares")
     + _fields(np.int32, "serial pieces token prompt output cached to_load own computed new blocks cell")
-    + _fields(np.int32, "last_step ahead joined most order")
-    + _fields(np.int8, "kv place partial touched loaded moving decoding"),
+    + _fields(np.int32, "last_step scheduled emitted hashed")
+    + _fields(np.int8, "kv place due loaded moving"),
     align=True,
 )
 """A request. It is sent, is through the front end, is seen by the scheduler and first scheduled; its
@@ -69,10 +63,10 @@ after a preemption its `own_blocks`.
 `mate` is the same request on the other side of a split node, and `token` its first place in `tokens`. Of its
 prompt `cached` tokens had their KV at admission (-1 before); tokens beyond `own` are decoded. `computed`
 tokens have KV in `blocks` blocks, of which `named` are in the cache's index, by the cells from `cell` on;
-`new` of them were computed in `last_step`, unless it decodes.
+`new` of them were computed in `last_step`. The values of `hashed` tokens were known then: blocks of others
+have no hash yet. It is `due` where it runs and the last step left some of its known tokens out.
 
-A decoder gets one output token in every step: after `n` steps it has `ahead + n` of them, once it has joined
-the others, at `joined` tokens, and until it leaves them, at `most`.
+Of its output `emitted` tokens exist and `scheduled` exist or are being computed.
 """
 ENGINE = np.dtype(
     # The place of the costs of a step in `costs`; KV blocks in all, free, and free ones that cache nothing.
@@ -80,13 +74,13 @@ ENGINE = np.dtype(
     # The last step with prefill; the last pass left requests waiting; running ones with tokens to compute.
     + _fields(np.int64, "prefill_step backed_up due")
     + _fields(np.float64, "front_end_s latency_s front_free_s")
-    # Steps scheduled and completed; requests admitted so far, open, and loaded.
-    + _fields(np.int64, "scheduled completed admitted open loaded decoders contexts")
+    # Steps scheduled and completed; requests that are open, and loaded.
+    + _fields(np.int64, "scheduled completed open loaded")
     # KV comes from elsewhere; comes or goes; nothing happens before an arrival or the end of a transfer.
     + _fields(np.int64, "receives moves stalled")
-    # A step is scheduled ahead; one runs. The end of the last, and the begin of the one scheduled last.
+    # A step is scheduled ahead; one runs. The begin of the one scheduled last.
     + _fields(np.int64, "ahead stepping")
-    + _fields(np.float64, "at_s begin_s idle_until_s link_free_s")
+    + _fields(np.float64, "begin_s idle_until_s link_free_s")
     # Counters, as vLLM's metrics have them.
     + _fields(np.int64, "preemptions prompt_tokens generation_tokens prefix_queries prefix_hits")
     # Work of the step that was chosen last (`cost.step_time.Batch`), and sums over all steps.
@@ -173,7 +167,7 @@ class Arrays:
 
     def make_requests(self, count: int) -> None:
         """Room for requests, and for the links of their queues."""
-        self.make(requests=count, links=(count, 5))
+        self.make(requests=count, links=(count, 4))
 
     def make_books(self, runs: int, cells: int) -> None:
         """Room for so many runs of blocks and cells."""
@@ -258,9 +252,6 @@ service, _ = _records("service", SERVICE)
 engine, engines = _records("engines", ENGINE)
 group, _ = _records("groups", GROUP)
 queue, _ = _records("queues", QUEUE, 2)
-needing, _ = _records("needing", COUNT, 2)
-bucket, ring = _records("ring", QUEUE, 2)
-emits, _ = _records("emits", COUNT, 2)
 request, _ = _records("requests", REQUEST)
 link, links = _records("links", LINK, 2)
 run, runs = _records("runs", RUN)

@@ -7,7 +7,7 @@ from typing import Any
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from serve_apps.engine_model.cost.step_time import step_terms, total_s
-from serve_apps.engine_model.engine import decoders, rules, state
+from serve_apps.engine_model.engine import rules, state
 from serve_apps.engine_model.engine.native import NONE, append, inlined, insert_after, native, pop_first
 from serve_apps.engine_model.engine.native import remove as unlink
 
@@ -26,7 +26,7 @@ def add(arrays: Any, r: Any, i: Any, now_s: Any, more_s: Any) -> None:
     engine.open += 1
     if request.kv != state.OWN:
         engine.moves = 1
-    decoders.put(arrays, r, i, state.ARRIVING)
+    rules.put(arrays, r, i, state.ARRIVING)
 
 
 @native
@@ -45,7 +45,7 @@ def _choose(arrays: Any, r: Any, now_s: Any) -> bool:
             break
         request.queued_s = now_s
         engine.receives |= 1 if request.kv == state.REMOTE else 0
-        decoders.put(arrays, r, i, state.WAITING)
+        rules.put(arrays, r, i, state.WAITING)
     if not engine.ahead:
         engine.begin_s = now_s
         if now_s < engine.idle_until_s or not _schedule(arrays, r, now_s):
@@ -57,8 +57,7 @@ def _choose(arrays: Any, r: Any, now_s: Any) -> bool:
 @native
 def pop_finished(arrays: Any, r: Any) -> Any:
     """The next request that finished in the step that ended last; `NONE` after the last."""
-    queue = state.queue(arrays, r, state.ENDING + (state.engine(arrays, r).completed & 1))
-    return pop_first(queue, state.links(arrays), state.ENDS)
+    return pop_first(state.queue(arrays, r, state.FINISHED), state.links(arrays), state.MOVES)
 
 
 @native
@@ -157,16 +156,6 @@ def _next_look_s(arrays: Any, r: Any) -> Any:
     return engine.idle_until_s + sleeps * IDLE_POLL_S
 
 
-@inlined
-def _note_tokens(arrays: Any, r: Any, at_s: Any) -> None:
-    """Keep the time of every token of the step that ends."""
-    step, i = state.engine(arrays, r).completed + 1, rules.next_emitting(arrays, r, NONE)
-    while i != NONE:
-        request = state.request(arrays, i)
-        state.tokens(arrays)[request.token + request.ahead + step - 1] = at_s
-        i = rules.next_emitting(arrays, r, i)
-
-
 PUBLISH_S = 0.1
 """Interval at which the ranks' counts reach the balancer (vLLM v1/engine/coordinator.py,
 min_stats_update_interval_ms). When exactly it sends, after 50 ms for stragglers, is left out."""
@@ -253,7 +242,7 @@ def begin_ahead(arrays: Any, g: Any) -> None:
 
 @native
 def end(arrays: Any, g: Any) -> None:
-    """The tokens of the step that runs exist; its finished requests are in its queues `ENDING`."""
+    """The tokens of the step that runs exist; its finished requests are in the queues `FINISHED`."""
     group, ahead = state.group(arrays, g), 0
     ranks = range(group.first, group.first + group.width)
     if group.width > 1:
@@ -263,8 +252,6 @@ def end(arrays: Any, g: Any) -> None:
         engine = state.engine(arrays, r)
         if not engine.stepping:
             continue
-        if len(state.tokens(arrays)):
-            _note_tokens(arrays, r, group.end_s)
         rules.complete(arrays, r, group.end_s)
         if engine.moves:
             engine.stalled = 0

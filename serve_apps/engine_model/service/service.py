@@ -80,13 +80,12 @@ class Replicas:
 class Service:
     """`replicas` of a kind, of a split node its decode engines, on the clock of `loop`.
 
-    There is room for so many `requests`, of at most `longest` output tokens each, and for so many runs of KV
-    blocks. With `tokens`, their number, the time of every one is kept, from row 1 of `arrays.tokens` on;
-    row 0 is for those that no client sees.
+    There is room for so many `requests`, and for so many runs of KV blocks. With `tokens`, their number, the
+    time of every one is kept, from row 1 of `arrays.tokens` on; row 0 is for those that no client sees.
     """
 
     def __init__(
-        self, kind: EngineKind, replicas: Replicas, requests: int, longest: int, runs: int, tokens: int = 0
+        self, kind: EngineKind, replicas: Replicas, requests: int, runs: int, tokens: int = 0
     ) -> None:
         self.replicas, self.kind, prefill = replicas, kind, kind.prefill
         sides = [(kind, replicas.count)]
@@ -96,7 +95,7 @@ class Service:
         self._counts = [count for _, count in sides]
         self.rows_each = len(sides)  # of a request: one on each side
         seeds = range(replicas.seed, replicas.seed + sum(self._counts))
-        self.arrays, self._noises = kinds.empty_arrays(sides, longest, seeds)
+        self.arrays, self._noises = kinds.empty_arrays(sides, seeds)
         rows = requests * self.rows_each
         self._set_balancers(rows)
         self.arrays.make_requests(rows)
@@ -199,7 +198,7 @@ def serve(
             "engine.max_num_queued_tokens, or measure with sweep or probe"
         )
     prompt, output, *_ = (np.ascontiguousarray(column, np.int64) for column in requests.tokens)
-    count, longest = len(prompt), int(output.max(initial=1))
+    count = len(prompt)
     due_s = np.zeros(count) if concurrency else np.ascontiguousarray(requests.sent_s, np.float64)
     names, ends, session = requests.pieces or Pieces(
         np.zeros((1, count), np.int64), np.array([requests.tokens[2]])
@@ -208,7 +207,7 @@ def serve(
     split = kind.prefill is not None
     room = count * (1 + split) * (len(names) + SPARE_RUNS) + 64
     while True:
-        service = Service(kind, replicas, count, longest, room, int(output.sum()) if tokens else 0)
+        service = Service(kind, replicas, count, room, int(output.sum()) if tokens else 0)
         service.append(prompt, output, names, ends)
         shared, one_way = service.arrays.service, routed.mode == GIVEN or replicas.count == 1
         shared["closed"] = concurrency

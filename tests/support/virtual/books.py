@@ -10,14 +10,8 @@ from serve_apps.engine_model.engine.state import IDLE, KEPT, LOADING, RUNNING, R
 
 def chosen(arrays: Arrays, step: int, engine: int = 0) -> dict[int, int]:
     """The tokens that each request has in the step scheduled last, by the requests' serial numbers."""
-    result = {}
-    for request in arrays.requests[arrays.requests["engine"] == engine]:
-        emits = request["joined"] < request["ahead"] + step <= request["most"]
-        if request["last_step"] == step:
-            result[int(request["serial"])] = int(request["new"])
-        elif request["decoding"] and emits:
-            result[int(request["serial"])] = 1
-    return result
+    requests = arrays.requests[(arrays.requests["engine"] == engine) & (arrays.requests["last_step"] == step)]
+    return dict(zip(requests["serial"].tolist(), requests["new"].tolist(), strict=True))
 
 
 def check_integrity(arrays: Arrays, engine: int = 0) -> None:
@@ -35,9 +29,7 @@ def check_integrity(arrays: Arrays, engine: int = 0) -> None:
     for request in arrays.requests[mine & np.isin(arrays.requests["place"], (RUNNING, LOADING, KEPT))]:
         for run in held_runs(arrays, int(request["cell"])):
             refs[run] = refs.get(run, 0) + 1
-        context = request["prompt"] + request["ahead"] + books["scheduled"] - 1
-        blocks = -(-context // books["block_size"]) if request["decoding"] else request["blocks"]
-        unnamed += int(blocks - request["named"])
+        unnamed += int(request["blocks"] - request["named"])
     assert all(runs[run]["refs"] == count for run, count in refs.items())
     held = sum(int(runs[run]["end"] - runs[run]["start"]) for run in refs)
     assert held + unnamed + books["free"] == books["blocks"]

@@ -69,14 +69,7 @@ class VirtualService:
         if replicas < 1:
             raise ValueError("a service needs at least one engine")
         balance = Balance(policy) if isinstance(policy, str) else policy
-        self.service = Service(
-            kind,
-            Replicas(replicas, balance, seed),
-            ROOM,
-            kind.spec.max_model_len,
-            8 * ROOM,
-            tokens * 8 * ROOM,
-        )
+        self.service = Service(kind, Replicas(replicas, balance, seed), ROOM, 8 * ROOM, tokens * 8 * ROOM)
         self._arrivals: list[_Arrival] = []
         self._open: dict[int, int] = {}
         self._keys: list[int] = []

@@ -99,7 +99,7 @@ class Ranks:
     def __init__(self, ranks: int) -> None:
         layout = replace(DP8.layout, data_parallel=ranks, tensor_parallel=8 // ranks)
         kind = EngineKind.of(SimulatedEngine(), DP8.model, DP8.hardware, layout)
-        self._arrays, _ = empty_arrays([(kind, 1)], 10, [0])
+        self._arrays, _ = empty_arrays([(kind, 1)], [0])
         self.engines = self._arrays.engines
 
     def choose(self) -> int:
