@@ -15,6 +15,7 @@ import pyarrow as pa
 import yaml
 
 from analysis.results import studies
+from analysis.results.locations import refuse_repeated
 from analysis.results.runs import RECORDED, RunError, load_run, refuse_out
 from analysis.rows import metrics, records
 from analysis.stats.map_fit import Floats, ParameterFit, ParameterPrior, fit
@@ -237,7 +238,9 @@ def fit_runs(runs: Sequence[Observed], fitted: Sequence[Observed], serve: Serve)
         machine = machine_at(fitted[0].experiment, paths, at)
         return np.concatenate([run.predict(serve, machine) for run in fitted])
 
-    result = fit(predicted, measured, prior, _starts(known, prior), noise, LEARNT)
+    # Beside the prior a machine that is slow in everything and one that is fast, one sd away each.
+    slower = np.array([-1.0 if constant.unit.startswith("share") else 1.0 for constant in known.values()])
+    result = fit(predicted, measured, prior, [prior.ln(slower), prior.ln(-slower)], noise, LEARNT)
     return FittedConstants(experiment, known, result, f"{len(fitted)} runs")
 
 
@@ -262,12 +265,6 @@ def prior_of(known: Mapping[str, Constant]) -> ParameterPrior:
     sds = np.maximum(np.array([constant.ln_sd for constant in known.values()]), LEAST_SD)
     centre = np.log(np.array([constant.value for constant in known.values()]))
     return ParameterPrior(centre, sds[:, 0], sds[:, 1])
-
-
-def _starts(known: Mapping[str, Constant], prior: ParameterPrior) -> list[Floats]:
-    """A machine that is slow in everything and one that is fast, one sd from the prior each."""
-    slower = np.array([-1.0 if constant.unit.startswith("share") else 1.0 for constant in known.values()])
-    return [prior.ln(slower), prior.ln(-slower)]
 
 
 def machine_at(experiment: Experiment, paths: tuple[str, ...], at: Floats) -> Experiment:
@@ -329,10 +326,7 @@ def calibrate(words: Sequence[str], out: Path | None, serve: Serve) -> str:
     if not paths:
         raise RunError("calibrate needs the folder of a run; see --help")
     refuse_words(overrides)
-    resolved = [path.resolve() for path in paths]
-    for path in paths:
-        if resolved.count(path.resolve()) > 1:
-            raise RunError(f"{path} is given twice; a run counts once")
+    refuse_repeated(paths, "a run counts once")
     refuse_out(out, ".yaml", ".yml")
     runs = [observe(path, partial(simulated, overrides)) for path in paths]
     try:

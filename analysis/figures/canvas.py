@@ -251,17 +251,14 @@ def _inline(text: str, width_px: int, height_px: int) -> str:
     text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
     text = re.sub(r' id="[^"]+_\d+"', "", text)
     text = re.sub(r"font-family: [^;\"]*", "font-family: sans-serif", text)
-    text = re.sub(r'(?<= (?:d|x|y)=")[^"]+|(?<= transform=")[^"]+', _rounded, text)
+    coordinates = r'(?<= (?:d|x|y)=")[^"]+|(?<= transform=")[^"]+'
+    text = re.sub(coordinates, lambda match: re.sub(r"-?\d+\.\d{2,}", _rounded, match[0]), text)
     text = re.sub(r"\s*\n\s*", "\n", text)
     size = f'width="{width_px}" height="{height_px}" stroke-linejoin="round" stroke-linecap="butt"'
     return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', size, text, count=1)
 
 
-def _rounded(coordinates: re.Match[str]) -> str:
-    """Coordinates to a tenth of a point, those of markers to a hundredth."""
-
-    def short(number: re.Match[str]) -> str:
-        value = float(number[0])
-        return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-
-    return re.sub(r"-?\d+\.\d{2,}", short, coordinates[0])
+def _rounded(number: re.Match[str]) -> str:
+    """A coordinate to a tenth of a point, those of markers to a hundredth."""
+    value = float(number[0])
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

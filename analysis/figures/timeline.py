@@ -1,6 +1,6 @@
 """Figure over time: requests in flight, the servers' state, rolling latencies, the windows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -64,8 +64,11 @@ class Timeline(Exhibit):
             self._draw_lines(panel, unit)
         for panel, limit in zip(panels[2:], LIMITS, strict=True):
             self._draw_p90(panel, limit)
+        shade: Look = {"facecolor": canvas.SHADE, "edgecolor": canvas.PALE, "linewidth": 0, "zorder": 0}
         for panel in panels:
-            _shade(panel, self.spans)
+            for span in self.spans:
+                look = {"hatch": "xx", "label": "void window"} if span["void"] else {"label": "window"}
+                panel.axvspan(span["start_s"], span["end_s"], **shade, **look)
         panels[0].set_xlim(self.at_s[0], self.at_s[-1])
         panels[-1].set_xlabel("time since the start of the run's clock (s)")
         figure.align_ylabels()
@@ -146,13 +149,6 @@ def _known(figure: Callable[[Floats], Any], values: Floats) -> float | None:
     return float(figure(known)) if len(known) else None
 
 
-def _shade(ax: Axes, spans: Sequence[Row]) -> None:
-    for void, name, hatch in ((False, "window", ""), (True, "void window", "xx")):
-        look: Look = {"facecolor": canvas.SHADE, "edgecolor": canvas.PALE, "linewidth": 0, "zorder": 0}
-        for start_s, end_s in ((span["start_s"], span["end_s"]) for span in spans if span["void"] is void):
-            ax.axvspan(start_s, end_s, **look, hatch=hatch, label=name)
-
-
 STALE_S = 5.0
 """A sample of a gauge stands for so many seconds (our choice: some lost samples, not a lost replica)."""
 
@@ -171,20 +167,18 @@ def server_state(samples: pa.Table, at_s: Floats) -> dict[str, Floats]:
 
     def each(name: str, figure: Callable[[Floats, Floats, Floats], Floats]) -> Floats:
         """A figure of every replica (rows) at every instant."""
-        known = (_known_samples(part, name) for part in parts)
-        return np.array([figure(*sample, at_s) for sample in known]).reshape(-1, len(at_s))
+        rows = []
+        for part in parts:
+            values = metrics.numbers(part, name)
+            kept = ~np.isnan(values)
+            rows.append(figure(metrics.numbers(part, "clock_ns")[kept] / NS, values[kept], at_s))
+        return np.array(rows).reshape(-1, len(at_s))
 
     running, waiting, kv_usage = (each(name, _held) for name in ("running", "waiting", "kv_usage"))
     looked, hits = (each(name, _grown).sum(axis=0) for name in ("prefix_queries", "prefix_hits"))
     hit_pct = np.where(looked > 0, 100 * hits / np.where(looked > 0, looked, 1), np.nan)
     kv_pct = 100 * _sum(kv_usage) / np.maximum((~np.isnan(kv_usage)).sum(axis=0), 1)
     return {"running": _sum(running), "waiting": _sum(waiting), "kv use": kv_pct, "prefix hit": hit_pct}
-
-
-def _known_samples(part: pa.Table, name: str) -> tuple[Floats, Floats]:
-    at, values = metrics.numbers(part, "clock_ns") / NS, metrics.numbers(part, name)
-    kept = ~np.isnan(values)
-    return at[kept], values[kept]
 
 
 def _held(at: Floats, values: Floats, at_s: Floats) -> Floats:

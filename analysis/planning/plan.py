@@ -1,6 +1,5 @@
 """A plan: nodes for a demand on a measured or predicted capacity, and what follows from them."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from analysis.planning.evidence import Evidence, NotPlannable, Source, capacitie
 from analysis.planning.serve_scaling import ServeSettings
 from analysis.planning.sizing import FleetCapacity, ScalingEfficiency, ScalingPoint
 from analysis.results import summary
+from analysis.results.locations import refuse_repeated
 from analysis.results.runs import RunError
 from analysis.stats.estimate import Estimate
 from conf.compose import load_groups
@@ -362,11 +362,8 @@ def command(
     """
     planning = load_groups(Planning, words)
     demand_rates(planning.demand)  # refuses a bad file of hours
-    folders = [str(source) for source in sources if isinstance(source, Path | str)]
-    resolved = [os.path.realpath(folder) for folder in folders]
-    for folder, real in zip(folders, resolved, strict=True):
-        if resolved.count(real) > 1:
-            raise RunError(f"{folder} is given twice; a run counts once")
+    folders = [Path(source) for source in sources if isinstance(source, Path | str)]
+    refuse_repeated(folders, "a run counts once")
     if not sources and predict is None:
         raise RunError("plan needs a run folder, or words of what is to be predicted; see --help")
     if not sources and predict:

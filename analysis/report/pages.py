@@ -11,7 +11,7 @@ from analysis.figures.comparison import Comparison, Nodes
 from analysis.figures.exhibit import REPORTED, RunData
 from analysis.figures.service import Scaling
 from analysis.planning.plan import NoPlan, Plan
-from analysis.report import blocks, provenance, sections
+from analysis.report import blocks, sections
 from analysis.report.blocks import Block, Code, Missing, Page, Section, figure_block, moment, value
 from analysis.results import locations, tables
 from analysis.results.experiment_facts import ExperimentFacts, describe
@@ -47,7 +47,7 @@ def of_run(run: Run) -> Page:
     main = [replace(section, blocks=(*section.blocks, *tables)) for section in shown[:1]]
     shown += sections.power_sections(verdict.power if verdict else None)
     trust = Section("trust", TRUST, PURPOSE, _checks(verdict))
-    body = [*main, trust, *blocks.without_empty(shown[1:]), provenance.of_run(run)]
+    body = [*main, trust, *blocks.without_empty(shown[1:]), sections.provenance(run)]
     body.append(sections.definitions(experiment, verdict.capacity if verdict else None))
     heading = _heading(experiment, str(run.manifest.get("verb", "run")))
     return Page(f"{claim.word}: {run.name}", heading, _subtitle(run, experiment), claim, body)
@@ -72,7 +72,7 @@ def of_study(study: Study, out: Path) -> Page:
         *sections.quality_sections(study),
         Section("trust", TRUST, PURPOSE, ("The checks of each part are in its own report.",)),
         *_beside(study.parts),
-        *provenance.of_study(verdict, study.parts),
+        *sections.study_provenance(verdict, study.parts),
         sections.definitions(verdict.experiment, verdict.capacity),
     ]
     heading = _heading(verdict.experiment, verdict.study)
@@ -114,7 +114,7 @@ def _beside(runs: Sequence[Run]) -> list[Section]:
             data = RunData(run)
             shared = [exhibit for exhibit in figures.EXHIBITS if exhibit.name in MAIN]
             drawn = [figure_block(exhibit, data, f"{place}-") for exhibit in shared]
-        shown = (_answer(run), *trust, *drawn, *provenance.brief(run))
+        shown = (_answer(run), *trust, *drawn, *sections.origin(run))
         body.append(Section(f"run-{place}", f"Run {run.name}", _subtitle(run, _asked(run)), shown))
     return body
 

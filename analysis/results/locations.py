@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
@@ -64,6 +64,14 @@ def folders(place: Path | str) -> list[Path]:
     if not runs:
         raise RunError(f"{place} holds no run folder; give one, a study, or a glob of them")
     return runs
+
+
+def refuse_repeated(paths: Sequence[Path], why: str) -> None:
+    """Raise RunError for a place that is there twice."""
+    resolved = [path.resolve() for path in paths]
+    for path, real in zip(paths, resolved, strict=True):
+        if resolved.count(real) > 1:
+            raise RunError(f"{path} is given twice; {why}")
 
 
 def read_json(path: Path) -> dict[str, object]:

@@ -13,7 +13,7 @@ from analysis import load_run
 from analysis.live import prometheus_text
 from analysis.live.followed import look
 from analysis.live.state import Ending, LiveState, LiveView
-from analysis.report.provenance import hosts_table
+from analysis.report.sections import hosts_table
 from analysis.results import recount, summary
 from analysis.results.json_border import to_tree
 from analysis.rows import records
