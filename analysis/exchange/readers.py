@@ -23,12 +23,13 @@ from analysis.exchange.foreign import NS_PER_MS, NS_PER_S, WARMUP, WINDOW, Forei
 from analysis.results.runs import RunError
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
+from conf.io import bounded_yaml
 
 VLLM_BENCH, GUIDELLM, AIPERF = "vllm bench serve", "GuideLLM", "AIPerf"
 TOOLS = f"{VLLM_BENCH}, {GUIDELLM} or {AIPERF}"
 QUANTILES = ("p50", "p90", "p99")
-DUE_UNKNOWN = "due times are not reported: latencies count from the send, which hides a late client"
-LENGTH_UNKNOWN = "the asked length is not in the file: an answer that ended early counts as answered"
+KNOWN: Mapping[str, Any] = bounded_yaml.read(Path(__file__).with_name("tools.yaml").read_text())
+"""By tool, its names of our latencies, and the notes that every result of it has."""
 
 Tree = Mapping[str, Any]
 
@@ -55,12 +56,6 @@ def read(trees: Sequence[Any], path: Path) -> Iterator[Foreign]:
 
 VLLM_SUMMARY = {"backend", "model_id", "num_prompts", "request_rate", "completed"}
 VLLM_DETAIL = ("ttfts", "itls", "output_lens", "input_lens", "errors")
-VLLM_OWN = {"ttft_from_send": "ttft", "tpot": "tpot", "itl": "itl", "e2e_from_send": "e2el"}
-VLLM_NOTES = (
-    DUE_UNKNOWN,
-    "the tool's version and the time zone of its date are not in the file",
-    LENGTH_UNKNOWN,
-)
 
 
 def _vllm_bench(tree: Tree, path: Path, part: str) -> Foreign:
@@ -95,10 +90,10 @@ def _vllm_bench(tree: Tree, path: Path, part: str) -> Foreign:
     )
     own = {
         ours: foreign.percentiles(tree, (f"median_{theirs}_ms", f"p90_{theirs}_ms", f"p99_{theirs}_ms"))
-        for ours, theirs in VLLM_OWN.items()
+        for ours, theirs in KNOWN["vllm"]["own"].items()
     }
     own = {name: figures for name, figures in own.items() if any(ms is not None for ms in figures)}
-    notes = (*VLLM_NOTES, *foreign.assumed_length(requests))
+    notes = (*KNOWN["vllm"]["notes"], *foreign.assumed_length(requests))
     return Foreign(path, VLLM_BENCH, "unknown", requests, False, offered, own, notes, part)
 
 
@@ -120,16 +115,6 @@ def _vllm_answer(first_s: float, gaps_s: list[float], output: int, whole_s: floa
 
 RATED = ("constant", "poisson", "trace")
 """GuideLLM's strategies whose `targeted_start` is a schedule."""
-GUIDELLM_OWN = {
-    "ttft_from_send": ("time_to_first_token_ms", 1.0),
-    "tpot": ("inter_token_latency_ms", 1.0),
-    "e2e_from_send": ("request_latency", 1e3),
-}
-"""Its metrics by our names. Its "time per output token" contains the TTFT and has no counterpart here."""
-GUIDELLM_NOTES = (
-    'its "inter token latency" is what is TPOT here; its "time per output token" contains the TTFT',
-    "gaps between single tokens are not in the file: ITL is unknown",
-)
 
 
 def _guidellm(tree: Tree, path: Path) -> Iterator[Foreign]:
@@ -158,7 +143,7 @@ def _guidellm_load(benchmark: Tree, path: Path, version: str, part: str) -> Fore
     )
     own = {
         ours: foreign.percentiles(theirs["percentiles"], QUANTILES, scale)
-        for ours, (name, scale) in GUIDELLM_OWN.items()
+        for ours, (name, scale) in KNOWN["guidellm"]["own"].items()
         if (theirs := (figures.get(name) or {}).get("successful") or {}).get("count")
     }
     due = "a closed loop has no due times: latencies count from the send"
@@ -166,7 +151,7 @@ def _guidellm_load(benchmark: Tree, path: Path, version: str, part: str) -> Fore
         lag_ms = quantile(metrics.send_lag(requests), 0.99)
         lag = f"its client's lag was {lag_ms:.1f} ms (p99), not in its own figures"
         due = f"its planned times are reported: {lag}"
-    notes = [*GUIDELLM_NOTES, due, *foreign.assumed_length(requests)]
+    notes = [*KNOWN["guidellm"]["notes"], due, *foreign.assumed_length(requests)]
     totals = figures["request_totals"]
     if totals["total"] > len(stats):
         notes.append(f"the file holds {len(stats)} of its {totals['total']} requests: figures are of those")
@@ -227,13 +212,6 @@ def _guidellm_outcome(kind: str, request: Tree, body: Tree) -> Row:
 
 AIPERF_SUMMARY = "profile_export_aiperf.json"
 """The summary beside AIPerf's records; not needed."""
-AIPERF_OWN = {
-    "ttft_from_send": "time_to_first_token",
-    "tpot": "inter_token_latency",
-    "itl": "inter_chunk_latency",
-    "e2e_from_send": "request_latency",
-}
-AIPERF_NOTES = (DUE_UNKNOWN, LENGTH_UNKNOWN, 'its "inter token latency" is what is TPOT here')
 
 
 def _aiperf(lines: Sequence[Tree], path: Path) -> Foreign:
@@ -242,7 +220,7 @@ def _aiperf(lines: Sequence[Tree], path: Path) -> Foreign:
     if not any(row["phase"] == WINDOW for row in rows):
         raise RunError(f"{path} holds no request after its warm-up: nothing can be judged")
     requests, summary = foreign.table(rows), _aiperf_summary(path.with_name(AIPERF_SUMMARY), rows)
-    notes = [*AIPERF_NOTES, *foreign.assumed_length(requests)]
+    notes = [*KNOWN["aiperf"]["notes"], *foreign.assumed_length(requests)]
     if not all("usage_completion_tokens" in line["metrics"] for line in lines if not line.get("error")):
         notes.append("output tokens were counted by the client's tokenizer, not reported by the server")
     if not summary:
@@ -250,7 +228,7 @@ def _aiperf(lines: Sequence[Tree], path: Path) -> Foreign:
         notes.append(f"{what} are in {AIPERF_SUMMARY}, not beside this file")
     own: dict[str, Trio] = {
         ours: foreign.percentiles(summary[theirs], QUANTILES)
-        for ours, theirs in AIPERF_OWN.items()
+        for ours, theirs in KNOWN["aiperf"]["own"].items()
         if theirs in summary
     }
     version, offered = str(summary.get("aiperf_version", "unknown")), _aiperf_offered(summary)

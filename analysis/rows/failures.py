@@ -23,28 +23,13 @@ MOST_KINDS = 4
 
 @cache
 def _tables() -> dict[str, Any]:
-    """Kinds with their words, and the remedies of those that are not listed."""
+    """Kinds with their words, the remedies of those that are not listed, and which may be a load's."""
     tables: dict[str, Any] = bounded_yaml.read(Path(__file__).with_suffix(".yaml").read_text())
     return tables
 
 
-ANSWERED = ("truncated", "http_error")
-"""Statuses of answers that came and were not whole."""
 NEARLY_ALL = 0.9
 """Failed share of the answers from which on they say nothing of a capacity (our choice)."""
-NEVER_LOAD = ("no_usage", "no_finish_reason", "not_a_stream", "bad_event", "content_encoding", "endless")
-"""Kinds of answers that are wrong in their form, at any load."""
-MAY_BE_LOAD = (403, 408, 424, 425, 429, 460, 499)
-"""HTTP statuses of limits of rates, of failed model containers and of proxies that gave up."""
-REFUSALS = tuple(str(code) for code in range(300, 500) if code not in MAY_BE_LOAD)
-"""HTTP statuses that refuse the request itself."""
-IF_ENDED = ("token_count", "no_done")
-"""Kinds of answers that are wrong in their form if the server ended them by itself."""
-CUT_OFF = ("abort", "error")
-"""Finish reasons of an answer that the server gave up, which an overloaded one may do."""
-BROKEN = ("no_token", "connection_lost", "in_band")
-"""Kinds of answers that are broken, by a fault or by an overload: a proxy cuts streams off, a server reports
-a full queue inside the stream. Only their share without load tells which."""
 
 
 def kinds(rows: pa.Table) -> dict[str, int]:
@@ -100,17 +85,22 @@ def malformed(rows: pa.Table) -> Bools:
 
     An answer without [DONE] or of another length counts if the server ended it by itself.
     """
-    ended = rows["finish_reason"].is_valid().to_numpy() & ~metrics.word_in(rows, "finish_reason", *CUT_OFF)
-    form = metrics.word_in(rows, "error_kind", *NEVER_LOAD, *REFUSALS)
-    by_end = metrics.word_in(rows, "error_kind", *IF_ENDED) & ended
-    mask: Bools = metrics.status_in(rows, *ANSWERED) & (form | by_end)
+    ended = rows["finish_reason"].is_valid().to_numpy() & ~metrics.word_in(
+        rows, "finish_reason", *_tables()["cut_off"]
+    )
+    table = _tables()
+    refusals = {str(code) for code in range(300, 500)}.difference(map(str, table["may_be_load"]))
+    form = metrics.word_in(rows, "error_kind", *table["never_load"], *refusals)
+    by_end = metrics.word_in(rows, "error_kind", *table["if_ended"]) & ended
+    mask: Bools = metrics.status_in(rows, *table["answered"]) & (form | by_end)
     return mask
 
 
 def broken(rows: pa.Table) -> Bools:
     """Answers that broke off or hold an error, for a fault or for load."""
-    own = metrics.word_in(rows, "error_kind", *BROKEN, *IF_ENDED)
-    mask: Bools = metrics.status_in(rows, *ANSWERED) & own & ~malformed(rows)
+    table = _tables()
+    own = metrics.word_in(rows, "error_kind", *table["broken"], *table["if_ended"])
+    mask: Bools = metrics.status_in(rows, *table["answered"]) & own & ~malformed(rows)
     return mask
 
 
@@ -124,7 +114,7 @@ def nearly_all(rows: pa.Table) -> bool:
 
     A time-out does not count: a slow service may need longer than its requests may last.
     """
-    failed = int(metrics.status_in(rows, *ANSWERED, "conn_error").sum())
+    failed = int(metrics.status_in(rows, *_tables()["answered"], "conn_error").sum())
     return failed > 0 and failed >= NEARLY_ALL * answered(rows)
 
 
