@@ -1,38 +1,24 @@
-"""analysis.live.state: a run's events add up to its state, and what is damaged changes nothing."""
+"""analysis.live.state, screen, prometheus_text: what the events of a run add up to, and how it is shown."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
-from analysis.live.state import KIND, MOST_LINES, LiveState
+from analysis.live import prometheus_text
+from analysis.live.screen import interval_axis, screen
+from analysis.live.state import KIND, MOST_LINES, Belief, DoneWindow, LatencySoFar, LiveState
+from analysis.results.json_border import to_tree
+from tests.support.runs.live_states import RUNNING, running
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
-WINDOW: dict[str, Any] = {
-    "event": KIND,
-    "index": 3,
-    "kind": "window",
-    "rate_qps_per_node": 3.2,
-    "achieved_qps_per_node": 3.1,
-    "now_s": 20.0,
-    "window_start_s": 10.0,
-    "window_end_s": 55.0,
-    "sent": 31,
-    "answered": 20,
-    "failed": 1,
-    "pending": 10,
-    "in_flight": 25,
-    "latencies": {
-        "ttft_p90_ms": {"bound_ms": 2000.0, "known": 25, "p50_ms": 500.0, "p90_ms": "inf", "over_pct": 4.0}
-    },
-    "lag_p99_ms": 1.5,
-    "lag_gate_ms": 20.0,
-    "elapsed_s": 120.0,
-    "budget_s": 300.0,
-}
+WINDOW: dict[str, Any] = to_tree(RUNNING) | {"event": KIND}
 DONE: dict[str, Any] = {
     "event": "window_done",
     "index": 3,
@@ -71,9 +57,11 @@ def test_the_golden_run_adds_up_to_its_own_verdict() -> None:
 
 
 def test_the_running_window_stands_until_it_is_over() -> None:
-    running = after(WINDOW)
-    assert running.now is not None and running.now.pending_pct == pytest.approx(100 * 10 / 31)
-    assert running.now.latencies["ttft_p90_ms"].p90_ms == float("inf")
+    running = after(WINDOW | {"index": 3})
+    assert running.now is not None and running.now.pending_pct == pytest.approx(100 * 20 / 61)
+    late = {"ttft_p90_ms": WINDOW["latencies"]["ttft_p90_ms"] | {"p90_ms": "inf"}}
+    slow = after(WINDOW | {"latencies": late}).now
+    assert slow is not None and slow.latencies["ttft_p90_ms"].p90_ms == math.inf
     ended = running.after(DONE)
     assert ended.now is None and ended.windows[0].pending == 30
     assert ended.windows[0].over_pct == {"ttft_p90_ms": 2.0, "itl_p99_ms": None}
@@ -121,3 +109,158 @@ def test_a_damaged_event_raises_nothing(event: dict[str, Any], data: st.DataObje
     damaged = event | {key: data.draw(VALUES)}
     state = LiveState().after(damaged)
     assert isinstance(state, LiveState)
+
+
+NOW = replace(
+    RUNNING,
+    rate_qps_per_node=5.2,
+    achieved_qps_per_node=5.1,
+    sent=246,
+    failed=2,
+    pending=84,
+    in_flight=91,
+    latencies={
+        "ttft_p90_ms": LatencySoFar(2000.0, 200, 512.0, 1100.0, 1.0),
+        "tpot_p90_ms": LatencySoFar(100.0, 160, None, float("inf"), None),
+    },
+    elapsed_s=240.0,
+    budget_s=720.0,
+)
+OVER = DoneWindow(
+    2, "window", 5.0, 300, 0, 0, {"ttft_p90_ms": 900.0}, {"ttft_p90_ms": 1.0}, 0.4, "within", False
+)
+WIDE = Belief(5.2, 4.0, 7.0, 4.4, "tpot", False, True, 1)
+NARROW = Belief(5.1, 4.9, 5.4, 4.9, "tpot", False, False, 3)
+STATE = LiveState(
+    run_id="20261124-120000-a1b2",
+    verb="sweep",
+    phase="window 3 at 5.200 QPS per node: near the estimate",
+    now=NOW,
+    windows=(replace(OVER, index=0), replace(OVER, index=1), OVER),
+    beliefs=(WIDE, NARROW),
+    log=("the engine model predicts 5.20 QPS per node",),
+)
+
+
+def test_one_screen_says_load_window_and_capacity() -> None:
+    lines = screen(STATE, 79, 40, NOW)
+    text = "\n".join(lines)
+    assert "4:00 of 12:00, 8:00 left" in text
+    assert "window 4 of about 9: window 3 at 5.200 QPS per node" in text
+    assert "offered 5.20, achieved 5.10 QPS per node; 91 in flight" in text
+    assert "provisional: 246 sent, 2 failed, 34 % of answers still out" in " ".join(text.split())
+    assert "p90 TTFT         512.0    1100.0      2000     1.0 %" in text
+    assert "unknown       inf       100 unknown %" in text
+    belief = "capacity so far 5.10 QPS per node, 95 % interval [4.90, 5.40], 5 % quantile 4.90"
+    assert belief in " ".join(text.split())
+    assert text.index("  0 window") < text.index("  2 window")
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 200), st.integers(1, 60), st.text(), st.text())
+def test_whatever_is_said_the_screen_is_no_wider_and_no_higher(
+    width: int, height: int, words: str, key: str
+) -> None:
+    now = replace(NOW, latencies={key: NOW.latencies["ttft_p90_ms"]})
+    state = replace(STATE, phase=words, log=(words,) * 5, run_id=words, now=now)
+    lines = screen(state, width, height, now)
+    assert len(lines) <= height and all(len(line) <= max(width, 40) for line in lines)
+    assert all(line.isprintable() for line in lines)
+
+
+def test_an_interval_narrows_on_one_axis() -> None:
+    wide, narrow = (interval_axis(belief, (WIDE, NARROW), 70) for belief in (WIDE, NARROW))
+    assert len(wide) == len(narrow) <= 70 and wide.split()[0] == narrow.split()[0]
+    assert "<" in wide and "<" not in narrow  # an open end is said
+    assert narrow.count("=") < wide.count("=")
+    assert narrow.index("[") < narrow.index("|") < narrow.index("]")
+
+
+RUN = {"run": "20261124-050000-a1b2", "verb": "sweep"}
+
+
+def samples(state: LiveState) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Value by name and labels beside run and verb."""
+    text = prometheus_text.metrics_page(state).decode()
+    return {
+        (
+            sample.name,
+            tuple((key, word) for key, word in sample.labels.items() if key not in RUN),
+        ): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_figures_are_in_base_units() -> None:
+    found = samples(running())
+    expected = {
+        ("maxqps_run_info", ()): 1,
+        ("maxqps_offered_qps", ()): 3.31,
+        ("maxqps_achieved_qps", ()): 3.27,
+        ("maxqps_in_flight", ()): 31,
+        ("maxqps_nodes", ()): 1,
+        ("maxqps_ttft_p90_seconds", ()): 1.2345,
+        ("maxqps_tpot_p50_seconds", ()): 0.0612,
+        ("maxqps_bound_seconds", (("bound", "ttft_p90_ms"),)): 2,
+        ("maxqps_over_bound_ratio", (("bound", "tpot_p90_ms"),)): 0.122,
+        ("maxqps_known_requests", (("bound", "tpot_p90_ms"),)): 41,
+        ("maxqps_send_lag_p99_seconds", ()): 0.0042,
+        ("maxqps_send_lag_gate_seconds", ()): 0.02,
+        ("maxqps_window_pending_ratio", ()): 20 / 61,
+        ("maxqps_budget_seconds", ()): 345,
+        ("maxqps_windows", ()): 8,
+        ("maxqps_void_windows", ()): 0,
+        ("maxqps_ended", ()): 0,
+    }
+    assert {key: found[key] for key in expected} == pytest.approx(expected)
+    low, certified, best, high = (
+        found[f"maxqps_{name}", ()]
+        for name in ("capacity_low_qps", "certified_qps", "capacity_qps", "capacity_high_qps")
+    )
+    assert low < certified < best < high
+
+
+def test_requests_are_counted_over_all_windows() -> None:
+    done = running().windows
+    found = samples(running())
+    answered = sum(window.requests - window.failed - window.pending for window in done)
+    assert found["maxqps_requests_total", (("status", "answered"),)] == answered + 40
+    assert found["maxqps_requests_total", (("status", "failed"),)] == 1
+
+
+def test_what_is_unknown_is_absent() -> None:
+    names = {name for name, _ in samples(LiveState())}
+    assert names == {
+        *("maxqps_run_info", "maxqps_ended", "maxqps_windows", "maxqps_void_windows", "maxqps_requests_total")
+    }
+    unknown = LatencySoFar(2000.0, 0, None, math.nan, None)
+    now = replace(
+        RUNNING, latencies={"ttft_p90_ms": unknown}, achieved_qps_per_node=None, in_flight=None, budget_s=None
+    )
+    names = {name for name, _ in samples(running(now))}
+    assert "maxqps_bound_seconds" in names and "maxqps_offered_qps" in names
+    absent = ("ttft_p50_seconds", "ttft_p90_seconds", "over_bound_ratio", "achieved_qps", "in_flight")
+    assert not names & {f"maxqps_{name}" for name in (*absent, "budget_seconds", "exit_code")}
+
+
+def test_a_failure_is_infinitely_late() -> None:
+    late = LatencySoFar(2000.0, 9, 10.0, math.inf, 20.0)
+    found = samples(running(replace(RUNNING, latencies={"ttft_p90_ms": late})))
+    assert found["maxqps_ttft_p90_seconds", ()] == math.inf
+
+
+def test_a_bound_of_another_name_or_a_strangers_becomes_no_metric() -> None:
+    one = LatencySoFar(100.0, 5, 1.0, 2.0, 3.0)
+    names = ("itl_pooled_p99_ms", "joint_p90_ms", 'x"} 1\nevil 1', "x" * 99, "e2e_p999_ms")
+    found = samples(running(replace(RUNNING, latencies=dict.fromkeys(names, one))))
+    bounds = {labels for name, labels in found if name == "maxqps_bound_seconds"}
+    assert bounds == {(("bound", "itl_pooled_p99_ms"),), (("bound", "e2e_p999_ms"),)}
+    assert ("maxqps_itl_pooled_p90_seconds", ()) in found
+
+
+def test_a_strangers_run_name_stays_a_label() -> None:
+    state = LiveState(run_id='x"} 1\nevil_total 9', verb="\\")
+    families = list(text_string_to_metric_families(prometheus_text.metrics_page(state).decode()))
+    assert all(family.name.startswith("maxqps_") for family in families)
+    assert families[0].samples[0].labels["run"] == 'x"} 1\nevil_total 9'

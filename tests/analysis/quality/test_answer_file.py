@@ -1,8 +1,9 @@
-"""analysis.quality.answer_file: what is written is read again, and no other file, in one line."""
+"""analysis.quality.answer_file: where answers differ, by how much, and what their file may hold."""
 
 import math
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -10,11 +11,117 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from analysis.quality import answer_file
-from analysis.quality.answer_file import ANSWERS, Answer, AnswerRecord
-from tests.support.quality.answers import prompt
+from analysis.quality.answer_file import (
+    ANSWERS,
+    MOST_NATS,
+    Answer,
+    AnswerRecord,
+    compare,
+    evidence,
+    jensen_shannon,
+)
+from tests.support.quality.answers import answer, prompt
 
-NATS = st.floats(-50, 0, width=32)
-POSITION = st.dictionaries(st.integers(0, 2**31 - 1), NATS, min_size=1, max_size=21)
+
+def test_answers_are_compared_up_to_the_first_other_token() -> None:
+    base, other = answer("abcde"), answer("abXde")
+    comparison = compare(base, other)
+    assert comparison.positions == 3 and comparison.flipped
+    assert comparison.base_tokens == base.tokens[:3] and comparison.tokens == other.tokens[:3]
+    assert comparison.nats[:2] == (0.0, 0.0) and comparison.nats[2] == comparison.most_nats > 0.1
+    assert comparison.mean_nats == pytest.approx(comparison.nats[2] / 3)
+
+
+def test_the_same_answer_is_compared_as_a_whole() -> None:
+    comparison = compare(answer("abcde"), answer("abcde"))
+    assert comparison.positions == 5 and not comparison.flipped and comparison.most_nats == 0.0
+
+
+def test_what_differs_after_the_first_other_token_counts_for_nothing() -> None:
+    assert compare(answer("abcde"), answer("aXcde")) == compare(answer("abcde"), answer("aXYZ!"))
+
+
+def test_a_side_that_is_missing_failed() -> None:
+    whole = {"base": answer("abc"), "again": answer("abc"), "candidate": answer("abX")}
+    assert evidence(3, whole).unanswered == ()
+    result = evidence(3, {"base": whole["base"], "again": whole["again"]})
+    assert result.candidate is None and result.again is not None and result.unanswered == ("candidate",)
+    result = evidence(3, {"again": whole["again"], "candidate": whole["candidate"]})
+    assert result.again is None and result.candidate is None and result.unanswered == ("base",)
+
+
+@pytest.mark.parametrize(
+    "tokens, alternatives",
+    [((), ()), ((1, 2), ({1: -0.1},)), ((1,), ({},)), ((1,), ({1: math.nan},)), ((1,), ({1: 0.7},))],
+)
+def test_answers_without_log_probabilities_are_refused(
+    tokens: tuple[int, ...], alternatives: tuple[dict[int, float], ...]
+) -> None:
+    with pytest.raises(ValueError, match="alternatives|log probability"):
+        Answer(tokens, alternatives)
+
+
+def whole(p: np.ndarray, q: np.ndarray) -> float:
+    """The divergence over the whole vocabulary."""
+    middle = (p + q) / 2
+    return sum(float(np.sum(one[one > 0] * np.log(one[one > 0] / middle[one > 0]))) for one in (p, q)) / 2
+
+
+def likely(p: np.ndarray, count: int) -> dict[int, float]:
+    """The most likely tokens, as an engine tells them."""
+    with np.errstate(divide="ignore"):
+        return {int(token): float(np.log(p[token])) for token in np.argsort(-p)[:count]}
+
+
+@given(st.integers(0, 2**32), st.integers(2, 60), st.integers(1, 25), st.floats(0.05, 3))
+def test_it_is_a_lower_bound_of_the_divergence_over_the_whole_vocabulary(
+    seed: int, vocabulary: int, count: int, spread: float
+) -> None:
+    p, q = np.random.default_rng(seed).dirichlet(np.full(vocabulary, spread), 2)
+    result = jensen_shannon(likely(p, count), likely(q, count))
+    assert 0 <= result <= whole(p, q) + 1e-9
+    assert result == pytest.approx(jensen_shannon(likely(q, count), likely(p, count)), abs=1e-12)
+
+
+@given(st.integers(0, 2**32), st.integers(2, 20))
+def test_it_is_the_true_divergence_where_every_token_is_known(seed: int, vocabulary: int) -> None:
+    p, q = np.random.default_rng(seed).dirichlet(np.ones(vocabulary), 2)
+    assert jensen_shannon(likely(p, 20), likely(q, 20)) == pytest.approx(whole(p, q), abs=1e-9)
+
+
+NATS = st.dictionaries(st.integers(0, 30), st.floats(-40, 0) | st.just(-math.inf), max_size=21)
+
+
+@given(NATS, NATS)
+def test_rounded_probabilities_of_more_than_1_stay_within_bounds(
+    a: dict[int, float], b: dict[int, float]
+) -> None:
+    assert 0 <= jensen_shannon(a, b) <= MOST_NATS
+    assert jensen_shannon(a, a) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_certain_and_opposite_answers_share_nothing() -> None:
+    a, b = {1: 0.0, 2: -math.inf}, {1: -math.inf, 2: 0.0}
+    assert jensen_shannon(a, b) == pytest.approx(math.log(2))
+    half = {1: math.log(0.5), 2: math.log(0.5)}
+    by_hand = 0.5 * math.log(1 / 0.75) + 0.25 * math.log(0.5 / 0.75) + 0.25 * math.log(0.5 / 0.25)
+    assert jensen_shannon(a, half) == pytest.approx(by_hand)
+
+
+def test_tokens_that_only_one_side_tells_count_as_far_as_the_other_bounds_them() -> None:
+    """Token 2 has at most 0.4 on the other side, which may be all it has; with 0.01 it cannot."""
+    assert jensen_shannon({1: math.log(0.6), 2: math.log(0.4)}, {1: math.log(0.6), 3: math.log(0.4)}) == 0.0
+    b = {1: math.log(0.6), 3: math.log(0.39), 4: math.log(0.01)}
+    assert jensen_shannon({1: math.log(0.6), 2: math.log(0.4)}, b) > 0.2
+
+
+@pytest.mark.parametrize("nats", [0.1, math.inf, math.nan])
+def test_what_is_no_log_probability_is_refused(nats: float) -> None:
+    with pytest.raises(ValueError, match="token 7 is no log probability"):
+        jensen_shannon({1: -1.0}, {1: -1.0, 7: nats})
+
+
+POSITION = st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-50, 0, width=32), min_size=1, max_size=21)
 ANSWER = st.lists(st.tuples(st.integers(0, 2**31 - 1), POSITION), min_size=1, max_size=5).map(
     lambda places: Answer(tuple(token for token, _ in places), tuple(likely for _, likely in places))
 )

@@ -1,12 +1,16 @@
-"""analysis.stats.estimate: digits follow the interval, a bound and a certified rate never promise more."""
+"""analysis.stats.estimate, pooling, alpha_spending: digits, known quantiles, intervals that hold."""
 
 import doctest
 import math
+from statistics import NormalDist
 
+import numpy as np
 import pytest
 
 from analysis.stats import estimate
+from analysis.stats.alpha_spending import LEVEL, spent, tail_at
 from analysis.stats.estimate import Estimate, certified, interval, middle, number, rounded_down, span
+from analysis.stats.pooling import Measured, chi_square, pooled, repeated, student_t
 
 
 def test_the_examples_hold() -> None:
@@ -75,3 +79,100 @@ def test_what_is_not_known_is_a_word() -> None:
         "-infinite",
     )
     assert interval(Estimate(1.0, None, 2.0)) == "[open, 2.00]"
+
+
+@pytest.mark.parametrize(
+    ("q", "df", "table"),
+    [(0.975, 1, 12.706), (0.975, 2, 4.3027), (0.975, 4, 2.7764), (0.975, 9, 2.2622), (0.05, 4, -2.1318)],
+)
+def test_student_t_is_that_of_the_tables(q: float, df: int, table: float) -> None:
+    assert student_t(q, df) == pytest.approx(table, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("q", "df", "table"), [(0.025, 1, 0.000982), (0.975, 1, 5.0239), (0.025, 4, 0.48442), (0.975, 4, 11.1433)]
+)
+def test_chi_square_is_that_of_the_tables(q: float, df: int, table: float) -> None:
+    assert chi_square(q, df) == pytest.approx(table, rel=1e-3)
+
+
+def test_an_interval_gives_the_sd_it_came_from() -> None:
+    assert Measured.from_estimate(Estimate(5.0, 4.8, 5.2)).sd == pytest.approx(
+        np.log(5.2 / 4.8) / 3.92, rel=1e-3
+    )
+
+
+def test_equal_parts_agree_on_their_value_and_a_precise_part_counts_more() -> None:
+    same = pooled([Measured(5.0, 0.02)] * 2)
+    assert same.qps.value == pytest.approx(5.0, rel=1e-6)
+    assert same.qps.low < same.qps.certified < same.qps.value < same.qps.high
+    assert [effect.value for effect in same.effects] == pytest.approx([0.0, 0.0], abs=1e-9)
+    assert 5.0 < pooled([Measured(5.0, 0.01), Measured(5.2, 0.04)]).qps.value < 5.1
+
+
+def test_parts_that_differ_widen_the_interval_and_more_parts_narrow_it() -> None:
+    def width(*values: float) -> float:
+        estimate = pooled([Measured(value, 0.02) for value in values])
+        return estimate.qps.high / estimate.qps.low
+
+    assert width(5.0, 5.5) > width(5.0, 5.05) > width(5.0, 5.05, 5.0, 5.05)
+    apart = pooled([Measured(value, 0.005) for value in (5.0, 5.0, 5.0, 5.5)])
+    assert apart.between.low > 0.015, "ten sds apart is no noise"
+    assert [effect.low > 0 for effect in apart.effects] == [False, False, False, True]
+
+
+def test_the_mean_of_repeats_has_the_interval_of_student_t() -> None:
+    estimate = repeated([5.0, 5.1, 5.2])
+    assert estimate.mean.value == pytest.approx(5.1)
+    assert estimate.mean.high - 5.1 == pytest.approx(4.3027 * 0.1 / np.sqrt(3), rel=1e-4)
+    assert estimate.mean.certified == pytest.approx(5.1 - 2.9200 * 0.1 / np.sqrt(3), rel=1e-4)
+    assert estimate.variation.value == pytest.approx(0.1 / 5.1)
+    assert estimate.variation.low == pytest.approx(0.1 / 5.1 * np.sqrt(2 / 7.3778), rel=1e-3)
+    assert repeated([3.0, 4.0]).mean.low == 0, "by Student's t alone from -2.9 to 9.9"
+
+
+@pytest.mark.parametrize("known", [pooled, repeated])
+def test_one_part_has_no_spread_and_is_refused(known: object) -> None:
+    with pytest.raises(ValueError, match="at least two"):
+        known([5.0] if known is repeated else [Measured(5.0, 0.02)])  # type: ignore[operator]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("between", "least"), [(0.02, 0.93), (0.075, 0.82)])
+def test_the_interval_over_two_deployments_is_right_as_often_as_it_says(between: float, least: float) -> None:
+    draw, covered, count = np.random.default_rng(1), 0, 40
+    for _ in range(count):
+        truth = draw.normal(0.0, between, 2)
+        estimate = pooled([Measured(5 * np.exp(at), 0.015) for at in draw.normal(truth, 0.015)])
+        covered += estimate.qps.low < 5.0 < estimate.qps.high
+    assert covered >= least * count
+
+
+def test_deployments_that_differ_by_a_factor_have_an_interval_as_wide() -> None:
+    estimate = pooled([Measured(4.0, 0.01), Measured(6.0, 0.01)])
+    assert estimate.qps.low < 4.0 and estimate.qps.high > 6.0 and estimate.between.high > np.log(6 / 4)
+
+
+def tails(looks: int) -> list[float]:
+    return [tail_at([i / looks for i in range(1, k + 1)]) for k in range(1, looks + 1)]
+
+
+def test_what_is_spent_grows_to_the_level_and_no_further() -> None:
+    shares = np.linspace(0, 1.2, 25)
+    steps = np.diff([spent(share) for share in shares])
+    assert spent(0) == 0 and (steps >= 0).all() and steps.sum() == pytest.approx(LEVEL)
+
+
+@pytest.mark.parametrize("looks", [2, 5, 12, 40])
+def test_all_looks_together_keep_the_level(looks: int) -> None:
+    runs = 40_000
+    steps = np.random.default_rng(looks).standard_normal((runs, looks))
+    statistic = np.cumsum(steps, axis=1) / np.sqrt(np.arange(1, looks + 1))
+    beyond = statistic > [NormalDist().inv_cdf(1 - tail) for tail in tails(looks)]
+    assert beyond.any(axis=1).mean() == pytest.approx(LEVEL, abs=4 * np.sqrt(LEVEL / runs))
+
+
+def test_a_second_look_at_the_same_time_has_nothing_left() -> None:
+    assert tail_at([0.5, 0.5]) == 0
+    # Nor does it take anything from those that follow.
+    assert tail_at([0.5, 0.5, 1.0]) == pytest.approx(tail_at([0.5, 1.0]))
