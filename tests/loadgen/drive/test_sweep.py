@@ -34,14 +34,15 @@ from tests.support.virtual.virtual_drivers import (
     Healing,
     driver,
     engines,
+    probed,
+    searched,
 )
 from tests.support.virtual.virtual_target import VirtualTarget
 
 
 @pytest.mark.slow
 def test_half_a_virtual_hour_finds_the_capacity_of_the_default_node() -> None:
-    drive, experiment, events = driver(["search=virtual", "search.budget_s=1800"])
-    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "virtual"))
+    tree, _, events = searched(["search=virtual", "search.budget_s=1800"])
     assert (tree["exit_code"], tree["valid"], tree["capacity"]["binding"]) == (0, True, "tpot")
     q = tree["capacity"]["qps_per_node"]
     # The engine model's own long runs put the knee near 3.84 QPS.
@@ -64,14 +65,12 @@ def test_the_same_seed_gives_the_same_answer_and_four_nodes_serve_four_times_the
 
 @pytest.mark.slow
 def test_an_unreachable_bound_is_said_not_guessed() -> None:
-    drive, experiment, _ = driver(["search=virtual", "search.budget_s=3600", "slo.tpot_p90_ms=5"])
-    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "virtual"))
+    tree, *_ = searched(["search=virtual", "search.budget_s=3600", "slo.tpot_p90_ms=5"])
     assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_SLO_MISSED, False)
 
 
 def test_a_service_above_the_highest_rate_is_a_lower_bound() -> None:
-    drive, experiment, _ = driver(["search=standard", "search.highest_qps=2"])
-    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "virtual"))
+    tree, *_ = searched(["search=standard", "search.highest_qps=2"])
     assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_OPEN, False)
 
 
@@ -129,10 +128,9 @@ def test_a_search_under_a_bound_on_the_queue_finds_what_the_engine_model_says() 
 
 def test_void_ramp_steps_are_void_not_a_missed_bound() -> None:
     experiment = load(["search=standard"])
-    drive, _, _ = driver(
+    tree, *_ = searched(
         ["search=standard"], target=Altering(experiment, engine_steps=100, engine_late_steps=5)
     )
-    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
     assert tree["reason"].startswith("engine_late") and len(tree["windows"]) == VOID_STEPS
 
@@ -172,8 +170,7 @@ def sent_late(row: dict[str, Any], by_ns: int) -> dict[str, Any]:
 def test_a_late_client_does_not_void_a_ramp_step_that_it_cannot_decide() -> None:
     words = ["search=quick"]
     late = lambda row: sent_late(row, 3 * NS // 100 if row["phase"] == "ramp" else 0)  # noqa: E731
-    drive, experiment, _ = driver(words, target=disturbed(words, late))
-    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
+    tree, drive, _ = searched(words, target=disturbed(words, late))
     steps = [outcome for outcome in drive.windows.outcomes if outcome.plan.kind == "ramp"]
     judged = [step.verdict for step in steps]
     assert {(verdict.valid, verdict.reason) for verdict in judged} == {(False, "client_limited")}
@@ -193,8 +190,7 @@ def test_a_late_client_does_not_void_a_ramp_step_that_it_cannot_decide() -> None
 def test_a_short_disturbance_costs_a_repeat_and_not_the_run(change: Any) -> None:
     words = ["search=quick"]
     short = lambda row: change(row) if row["due_ns"] < 3 * NS else {}  # noqa: E731
-    drive, experiment, _ = driver(words, target=disturbed(words, short))
-    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
+    tree, drive, _ = searched(words, target=disturbed(words, short))
     first, again = drive.windows.outcomes[:2]
     assert first.void and not again.void and again.plan.rate_qps == first.plan.rate_qps
     assert tree["valid"] and len([row for row in tree["windows"] if row["kind"] == "window"]) >= 3
@@ -209,8 +205,7 @@ def test_a_service_that_dies_in_a_held_window_is_lost_and_not_slow() -> None:
 
 def test_a_load_actor_lost_in_the_warm_up_is_said_too() -> None:
     words = ["search=standard"]
-    drive, experiment, _ = driver(words, target=Healing(load(words), at_s=0.0, times=0))
-    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
+    tree, *_ = searched(words, target=Healing(load(words), at_s=0.0, times=0))
     assert (tree["exit_code"], tree["windows"]) == (summary.EXIT_VOID, [])
     assert tree["reason"].startswith("actor_lost: lost load actor 1 (killed)")
 
@@ -218,8 +213,7 @@ def test_a_load_actor_lost_in_the_warm_up_is_said_too() -> None:
 @pytest.mark.slow
 def test_a_replaced_load_actor_voids_its_window_and_the_search_goes_on() -> None:
     words = ["search=standard"]
-    drive, experiment, events = driver(words, target=Healing(load(words), at_s=300, times=1))
-    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
+    tree, drive, events = searched(words, target=Healing(load(words), at_s=300, times=1))
     void = [outcome.verdict.reason for outcome in drive.windows.outcomes if not outcome.verdict.valid]
     assert tree["exit_code"] == summary.EXIT_OK
     # The window it died in; the one before too, if that still waited for answers of its own.
@@ -251,24 +245,18 @@ def test_an_actor_that_dies_with_answers_of_a_finished_window_voids_it() -> None
         def mine(self, rows: pa.Table) -> pa.Array:
             return pc.equal(pc.bit_wise_and(rows["seq"], 1), 1)
 
-    drive, experiment, _ = driver([], target=Late(engines(load([]))))
-    programs.offer_rate(drive, 5.0, 60, 15)
-    tree = to_tree(verdicts.probe_verdict(experiment, drive))
+    tree, *_ = probed([], target=Late(engines(load([]))), load=(5.0, 60, 15))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
     assert tree["reason"].startswith("actor_lost")
 
 
 def test_a_probe_of_one_token_answers_has_no_tpot_to_miss() -> None:
-    drive, experiment, _ = driver(["workload=smoke", "workload.output_tokens.mean=1"])
-    programs.offer_rate(drive, 2.0, 60, 5)
-    tree = to_tree(verdicts.probe_verdict(experiment, drive))
+    tree, *_ = probed(["workload=smoke", "workload.output_tokens.mean=1"], load=(2.0, 60, 5))
     assert (tree["exit_code"], tree["probe"]["limits"]["tpot"]["passed"]) == (summary.EXIT_OK, None)
 
 
 def test_a_probe_without_requests_says_nothing() -> None:
-    drive, experiment, _ = driver([])
-    programs.offer_rate(drive, 0.01, 20, 5)
-    tree = to_tree(verdicts.probe_verdict(experiment, drive))
+    tree, *_ = probed([], load=(0.01, 20, 5))
     assert tree["exit_code"] == summary.EXIT_VOID and "say nothing" in tree["reason"]
 
 

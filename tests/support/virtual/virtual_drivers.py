@@ -7,11 +7,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.results.json_border import to_tree
 from analysis.rows import records
 from conf import Experiment, load
 from loadgen.drive.driver import Driver
 from loadgen.drive.load_feed import LoadPlan
+from loadgen.drive.programs import offer_rate, sweep
 from loadgen.fleet.target import LostActor, Observation
+from loadgen.run import verdicts
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import EngineKind
@@ -47,6 +50,22 @@ def driver(
     emit = lambda kind, /, **facts: events.append((kind, facts))  # noqa: E731
     target = more.pop("target", None) or virtual(experiment)
     return Driver(target, plan(experiment, start or Start(8.0)), emit, **more), experiment, events
+
+
+Searched = tuple[dict[str, Any], Driver, list[tuple[str, Any]]]
+
+
+def searched(words: list[str], start: Start | None = None, **more: Any) -> Searched:
+    """The verdict of a whole search, its driver and its events."""
+    drive, experiment, events = driver(words, start, **more)
+    return to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall")), drive, events
+
+
+def probed(words: list[str], *, load: tuple[float, float, float], **more: Any) -> Searched:
+    """The verdict of a held rate, given with its seconds and those of its transition; driver and events."""
+    drive, experiment, events = driver(words, **more)
+    offer_rate(drive, *load)
+    return to_tree(verdicts.probe_verdict(experiment, drive)), drive, events
 
 
 def patient(words: list[str]) -> tuple[Driver, Experiment, list[tuple[str, Any]]]:
