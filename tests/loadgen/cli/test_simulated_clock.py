@@ -67,14 +67,6 @@ def test_beside_busy_neighbours_the_clock_is_the_real_one(
     assert machine.beside_neighbours(fast).time_scale == scale
 
 
-def test_only_an_early_late_window_begins_again() -> None:
-    assert machine.late_reason([]) == ""
-    assert machine.late_reason([LATE]) == "engine_late"
-    assert machine.late_reason([VALID, LATE]) == "engine_late"
-    assert machine.late_reason([VALID, VOID]) == ""
-    assert machine.late_reason([VALID, VALID, LATE]) == ""
-
-
 def ended(scale: float, reason: str) -> RunVerdict:
     verdict = load_run(GOLDEN).verdict
     assert verdict
@@ -139,7 +131,8 @@ def stops(scale: float, *judged: Verdict) -> bool:
 
 
 def test_a_late_search_on_a_fast_clock_loads_no_further_window() -> None:
-    assert stops(3.0, LATE) and not stops(1.0, LATE) and not stops(3.0, VALID)
+    assert stops(3.0, LATE) and stops(3.0, VALID, LATE) and not stops(1.0, LATE)
+    assert not (stops(3.0) or stops(3.0, VALID, VOID) or stops(3.0, VALID, VALID, LATE))
 
 
 def test_a_dry_run_counts_real_seconds_too(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

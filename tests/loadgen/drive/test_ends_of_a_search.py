@@ -68,12 +68,7 @@ def test_a_share_that_misses_a_bound_at_any_rate_is_said() -> None:
 
 def test_the_wait_for_a_service_that_comes_back_costs_no_budget() -> None:
     target = Breaking(load([]), 1e9)
-
-    def repair() -> frozenset[str]:
-        target.mended(after_s=400)
-        return frozenset("0")
-
-    drive, _, _ = driver([], target=target, repair=repair)
+    drive, _, _ = driver([], target=target, repair=target.repair)
     before_s, began_ns = drive.elapsed_s(), target.now_ns()
     drive.loss.recover(TargetLost("1 of 1 replicas gone"))
     assert (target.now_ns() - began_ns) / NS >= 400

@@ -44,11 +44,7 @@ def test_a_service_that_comes_back_costs_a_window_and_no_budget(dies_s: float) -
     events: list[tuple[str, dict[str, Any]]] = []
     target = Breaking(EXPERIMENT, dies_s)
 
-    def repair() -> frozenset[str]:
-        target.mended(after_s=400)
-        return frozenset({"0"})
-
-    drive = driver(target, lambda kind, /, **facts: events.append((kind, facts)), repair=repair)
+    drive = driver(target, lambda kind, /, **facts: events.append((kind, facts)), repair=target.repair)
     tree = to_tree(verdicts.sweep_verdict(EXPERIMENT, drive, sweep(drive), "wall"))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_OK, True)
     assert 2.9 < tree["capacity"]["qps_per_node"]["value"] < 3.9
@@ -96,12 +92,7 @@ def test_a_service_that_stays_away_ends_the_sweep() -> None:
 @pytest.mark.slow
 def test_what_hangs_since_a_loss_is_no_sign_of_another() -> None:
     target = Hanging(EXPERIMENT, 250.0)
-
-    def repair() -> frozenset[str]:
-        target.mended(after_s=30)
-        return frozenset({"0"})
-
-    drive = driver(target, fault=target.fault, repair=repair)
+    drive = driver(target, fault=target.fault, repair=lambda: target.repair(30))
     drive.replan(search=SHORT)
     result = swept(drive)
     assert len(drive.loss.recoveries) == 1 and result.stop.kind == "budget"

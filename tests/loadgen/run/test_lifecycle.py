@@ -10,9 +10,6 @@ import pyarrow as pa
 import pytest
 
 from analysis import load_run
-from analysis.live import prometheus_text
-from analysis.live.followed import look
-from analysis.live.state import Ending, LiveState, LiveView
 from analysis.report.sections import hosts_table
 from analysis.results import recount, summary
 from analysis.results.json_border import to_tree
@@ -215,35 +212,6 @@ def test_progress_says_which_figures_are_provisional_and_tells_the_final_ones(ra
     assert any(
         f"p90 TPOT {row['tpot_p90_ms']:.1f} ms" not in line for row, line in zip(rows, first, strict=True)
     )
-
-
-@pytest.mark.slow
-def test_page_and_metrics_end_with_the_figures_of_the_verdict(ran: Any) -> None:
-    folder, told = ran
-    view = LiveView(LiveState())
-    for kind, facts in told:
-        view.add({"event": kind, **facts})
-    view.end(Ending("", 0))
-    verdict = json.loads((folder / "sweep.json").read_text())
-    figures = verdict["capacity"]["qps_per_node"]
-    for state in (view.state, look(folder)):
-        shown = {window.index: window.latencies_p90_ms for window in state.windows}
-        assert shown == {
-            row["index"]: {name: row[name] for name in ("ttft_p90_ms", "tpot_p90_ms")}
-            for row in verdict["windows"]
-        }
-        belief = state.belief
-        assert belief is not None and belief.certified == figures["certified"]
-        assert (belief.qps_per_node, belief.low, belief.high) == (
-            figures["value"],
-            figures["low"],
-            figures["high"],
-        )
-        assert not any(window.pending for window in state.windows)
-        metrics = prometheus_text.metrics_page(state).decode()
-        answered = sum(row["completed"] for row in verdict["windows"])
-        assert f" {figures['certified']}\n" in metrics
-        assert f'status="answered",verb="sweep"}} {answered}.0\n' in metrics
 
 
 SHIFT_NS = 3 * NS

@@ -123,6 +123,11 @@ class Breaking(Changed):
         self._now_ns += int(after_s * NS)
         self._back_ns = self._now_ns
 
+    def repair(self, after_s: float = 400) -> frozenset[str]:
+        """Mend it; returns its one replica."""
+        self.mended(after_s)
+        return frozenset({"0"})
+
 
 class Hanging(Breaking):
     """A virtual target whose requests of that time never end, as on a machine without power."""
