@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -229,8 +229,8 @@ def replay_trace(driver: Driver, duration_s: float | None) -> None:
     schedule = driver.feed.traffic.replay(
         start_ns, duration_ns, window_index=0, first_seq=first_seq, seed=seed
     )
-    window = _whole(driver, start_ns, int(schedule.due_ns[-1]) + 1, len(schedule))
-    plan = _window_plan(window, "the trace's own times")
+    last_ns, why = int(schedule.due_ns[-1]), "the trace's own times"
+    plan, window = _whole(driver, schedule, start_ns, last_ns + 1, len(schedule), why)
     driver.announce(plan, window)
     driver.feed.offer(schedule, start_ns)
     driver.watch(window, may_abort=False)
@@ -258,9 +258,8 @@ def play_closed_loop(
 
     With `to_the_end` it is all of it, from the first send to the last answer.
     """
-    number, concurrency = schedule.window_index, schedule.concurrency
-    begun = replace(_whole(driver, start_ns, start_ns + 1, 0, number), concurrency=concurrency)
-    driver.announce(_window_plan(begun, why), begun)
+    number = schedule.window_index
+    driver.announce(*_whole(driver, schedule, start_ns, start_ns + 1, 0, why))
     driver.feed.offer(schedule, start_ns)
     _play(driver, number, len(schedule))
     rows = driver.windows.ledger.rows(number)
@@ -270,8 +269,8 @@ def play_closed_loop(
     begin_ns, end_ns = (
         (int(due_ns.min()), int(last_ns.max()) + 1) if len(due_ns) else (start_ns, start_ns + 1)
     )
-    window = replace(_whole(driver, begin_ns, end_ns, len(due_ns), number), concurrency=concurrency)
-    driver.close(_window_plan(window, why), window, driver.feed.target.now_ns())
+    now_ns = driver.feed.target.now_ns()
+    driver.close(*_whole(driver, schedule, begin_ns, end_ns, len(due_ns), why), now_ns)
 
 
 def _play(driver: Driver, number: int, requests: int) -> None:
@@ -295,11 +294,11 @@ def _play(driver: Driver, number: int, requests: int) -> None:
         driver.loss.refuse_dead(number)
 
 
-def _whole(driver: Driver, start_ns: int, end_ns: int, count: int, number: int = 0) -> Window:
-    """A window without a transition; its rate is what came of it."""
-    rate_qps = count / ((end_ns - start_ns) / NS)
-    return Window(number, "window", rate_qps, driver.plan.nodes, start_ns, start_ns, end_ns, end_ns)
-
-
-def _window_plan(window: Window, why: str) -> WindowPlan:
-    return WindowPlan(window.index, "window", window.rate_qps / window.nodes, 0.0, window.seconds, False, why)
+def _whole(
+    driver: Driver, schedule: ArrivalSchedule, start_ns: int, end_ns: int, count: int, why: str
+) -> tuple[WindowPlan, Window]:
+    """The window of a schedule, without a transition; its rate is what came of it."""
+    number, nodes, rate_qps = schedule.window_index, driver.plan.nodes, count / ((end_ns - start_ns) / NS)
+    times_ns = start_ns, start_ns, end_ns, end_ns
+    window = Window(number, "window", rate_qps, nodes, *times_ns, concurrency=schedule.concurrency)
+    return WindowPlan(number, "window", rate_qps / nodes, 0.0, window.seconds, False, why), window

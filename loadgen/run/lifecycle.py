@@ -79,9 +79,9 @@ class RunLifecycle:
             self._manifest["sessions_before"] = [*before.pop("sessions_before", []), before]
         self._manifest |= {key: sha256_of(path) for key, path in read_files(experiment).items()}
         if before:  # the sums that stand there end before what they sum up is written anew
-            folder.write_json("manifest.json", self._manifest)
+            self._record()
         folder.write_text("config.yaml", dump(experiment))
-        folder.write_json("manifest.json", self._manifest)
+        self._record()
 
     def emit(self, kind: str, /, **facts: Any) -> None:
         """Log an event and show it, after the lines that other threads have queued."""
@@ -92,6 +92,11 @@ class RunLifecycle:
         self.folder.event(kind, **facts)
         self._show(kind, **self.folder.cleaned(facts))
 
+    def _record(self, **facts: Any) -> None:
+        """Add facts to the manifest."""
+        self._manifest |= facts
+        self.folder.write_json("manifest.json", self._manifest)
+
     def measure(self) -> RunVerdict:
         """Load the service and conclude; never raises for what can go wrong with it, nor for Ctrl-C."""
         nodes, verb = self.experiment.cluster.nodes, self._job.verb
@@ -101,8 +106,7 @@ class RunLifecycle:
             self._show("run", run_id=self.folder.run_id, verb=verb, nodes=nodes)
             start, self._prediction = self._site.start(self.experiment, verb, self.emit)
             with self._site.service(self.experiment, self.emit) as service:
-                self._manifest["server"] = service.reported
-                self.folder.write_json("manifest.json", self._manifest)
+                self._record(server=service.reported)
                 self._failure = self._drive(service, start)
                 self._ended = True
         except KeyboardInterrupt:
@@ -212,9 +216,8 @@ class RunLifecycle:
         except TargetError as error:
             self._keep_last_words(error)
             raise TargetLost(f"not whole again within {limit_s:g} s: {error}") from error
-        self._manifest["servers_before"] = [*self._manifest.get("servers_before", []), old.reported]
-        self._manifest["server"] = new.reported
-        self.folder.write_json("manifest.json", self._manifest)
+        before = [*self._manifest.get("servers_before", []), old.reported]
+        self._record(servers_before=before, server=new.reported)
         self._fleet.retarget(new.urls)
         if self._scraper:
             self._scraper.follow(new.metrics_urls)
@@ -255,9 +258,8 @@ class RunLifecycle:
         )
         fleet.hosts = service.hosts
         fleet.cannot_start = lambda why: self.emit("fault", text=f"a load actor does not start yet: {why}")
-        self._manifest["load_actors"] = [member.described() for member in fleet.members]
-        self._manifest["clock"] = {"time_scale": experiment.time_scale, "zero_wall_ns": fleet.zero_wall_ns}
-        self.folder.write_json("manifest.json", self._manifest)
+        clock = {"time_scale": experiment.time_scale, "zero_wall_ns": fleet.zero_wall_ns}
+        self._record(load_actors=[member.described() for member in fleet.members], clock=clock)
         self.emit("fleet", text=f"{len(fleet.members)} load actor(s) ready")
         return fleet
 
@@ -313,10 +315,8 @@ class RunLifecycle:
         if self._hosts:
             servers = [*self._manifest.get("servers_before", []), self._manifest.get("server", {})]
             self._manifest["hosts"] = self._hosts.table(rows, servers)
-        self._manifest["ended_at"] = datetime.now(UTC).isoformat()
         self._manifest["host"]["load_average_at_end"] = os.getloadavg()
-        self._manifest["files"] = checksums(self.folder.path)
-        self.folder.write_json("manifest.json", self._manifest)
+        self._record(ended_at=datetime.now(UTC).isoformat(), files=checksums(self.folder.path))
         self.folder.event("end", exit_code=verdict.exit_code, reason=verdict.reason)
         return verdict
 

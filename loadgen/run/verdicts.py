@@ -57,7 +57,7 @@ def sweep_verdict(experiment: Experiment, driver: Driver, stop: Stop, clock: str
     """The verdict of a search that ended by `stop`; `clock` is `wall` or `virtual`."""
     judged = [window.verdict for window in driver.windows.outcomes if window.plan.kind == "window"]
     whole = judge_run(judged, experiment.search.min_windows)
-    evidence = _evidence(driver, judged, clock, experiment.time_scale) + _waited(driver)
+    evidence = _evidence(driver, judged, clock, experiment.time_scale)
     claim = driver.windows.claim()
     if claim and claim.change:
         evidence += f"; {claim.change}"
@@ -345,15 +345,11 @@ def _evidence(driver: Driver, judged: Sequence[Verdict], clock: str, time_scale:
     took = f"{took_s:.0f} s of {clock} time"
     if clock == "wall" and time_scale != 1:
         took = f"{took_s:.0f} s of the engine's time, {took_s / time_scale:.0f} s of wall time"
+    if recoveries := driver.loss.recoveries:
+        # Losses from which the service came back: no budget counts their time.
+        waited_s = sum(recovery["waited_s"] for recovery in recoveries)
+        took += f", and {waited_s:.0f} s in which the service came back ({len(recoveries)} time(s))"
     return f"{ramp}{len(judged)} windows{lost} in {took}"
-
-
-def _waited(driver: Driver) -> str:
-    """Number of losses from which the service came back, and their time, which no budget counts."""
-    recoveries = driver.loss.recoveries
-    waited_s = sum(recovery["waited_s"] for recovery in recoveries)
-    back = f", and {waited_s:.0f} s in which the service came back ({len(recoveries)} time(s))"
-    return back if recoveries else ""
 
 
 def _ended(verdict: RunVerdict, exit_code: int, reason: str, *, valid: bool = True) -> RunVerdict:
