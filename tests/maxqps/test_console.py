@@ -1,9 +1,11 @@
-"""maxqps/__main__.py: the verbs of all rooms under one name, and answers without their imports."""
+"""maxqps/__main__.py: the verbs of all rooms under one name, and what a shell is offered."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib import import_module, metadata
+from pathlib import Path
 
 import pytest
 
@@ -27,12 +29,6 @@ def test_help_and_version_import_no_room() -> None:
         assert not heavy & set(output.stdout.splitlines())
 
 
-def test_version_names_what_it_measures_with(capsys: pytest.CaptureFixture[str]) -> None:
-    assert console.main(["--version"]) == 0
-    output = capsys.readouterr().out
-    assert f"maxqps {metadata.version('maxqps')}" in output and f"ray {metadata.version('ray')}" in output
-
-
 def test_a_verb_runs_in_its_room_and_two_rooms_have_long_forms(capsys: pytest.CaptureFixture[str]) -> None:
     assert console.main(["show", "/nowhere"]) == 2
     assert "/nowhere" in capsys.readouterr().err
@@ -54,6 +50,7 @@ def test_help_of_a_verb_is_that_of_its_flag(capsys: pytest.CaptureFixture[str]) 
 def test_every_room_prints_the_same_versions(room: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert console.main(["--version"]) == 0
     expected = capsys.readouterr().out
+    assert f"maxqps {metadata.version('maxqps')}" in expected and f"ray {metadata.version('ray')}" in expected
     with pytest.raises(SystemExit) as ended:
         console.main([room, "--version"])
     assert ended.value.code == 0 and capsys.readouterr().out == expected
@@ -67,3 +64,44 @@ def test_the_schema_of_a_configuration_is_json(capsys: pytest.CaptureFixture[str
 def test_an_unknown_verb_is_one_line_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert console.main(["swep"]) == 2
     assert capsys.readouterr().err == "error: unknown verb 'swep'; did you mean 'sweep'?\n"
+
+
+BREAKS = " \t\n\"'><=;|&(:"
+"""Letters at which bash breaks words; it takes only what follows the last one."""
+OFFERS = [
+    ("maxqps swe", "sweep"),
+    ("maxqps sweep lay", "layout="),
+    ("maxqps sweep slo.ttft_p", "slo.ttft_p90_ms="),
+    ("maxqps sweep engine.kernels=a", "aiter"),
+    ("maxqps probe --req", "--require"),
+    ("maxqps analysis compare --h", "--help"),
+    ("maxqps plan demand.pe", "demand.peak_qps="),
+    ("maxqps sweep --", "--dry-run"),
+    ("maxqps show ru", "runs/"),
+]
+
+
+def offered(folder: Path, line: str) -> list[str]:
+    """What is offered as the next word of a line, asked as bash asks."""
+    of_bash = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_SHELL": "bash",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(folder / "answer"),
+        "_ARGCOMPLETE_COMP_WORDBREAKS": BREAKS,
+        "_ARGCOMPLETE_IFS": "\n",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    command = [sys.executable, "-m", "maxqps"]
+    subprocess.run(command, env={**os.environ, **of_bash}, cwd=folder, check=True, timeout=120)
+    return [word.strip() for word in (folder / "answer").read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "wanted"), OFFERS)
+def test_a_shell_is_offered_the_next_word_and_no_flag_of_another_verb(
+    line: str, wanted: str, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").mkdir()
+    words = offered(tmp_path, line)
+    assert wanted in words and ("sweep --" not in line or "--require" not in words)
