@@ -87,7 +87,7 @@ class RayActors:
         with suppress(RayError):  # then nothing can be fetched
             nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in alive_nodes()}
         calls = {
-            place.client_id: _on(nodes[place.address], _read, folder, name(place.client_id))
+            place.client_id: _shards_on(nodes[place.address], folder / name(place.client_id))
             for place in places
             if place.address in nodes
         }
@@ -107,10 +107,11 @@ class RayActors:
         ]
 
 
-def _on(node: str, task: object, *words: object) -> object:
+def _shards_on(node: str, stem: Path) -> Any:
+    """A reference to the shards of a load actor on a node, by file name."""
+
+    def read() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in stem.parent.glob(f"{stem.name}.*arrow")}
+
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    return ray.remote(task).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote(*words)
-
-
-def _read(folder: Path, stem: str) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob(f"{stem}.*arrow")}
+    return ray.remote(read).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from analysis.rows import records
 from analysis.rows.parquet import BoundedWords
-from analysis.stats.quantiles import Floats, quantile
+from analysis.stats.quantiles import quantile
 from conf.specs.bounds import Slo, metric_of
 from loadgen.fleet.exchange import Exchange
 from loadgen.traffic.schedule import OPTIONAL, PHASES, ArrivalSchedule, Planned
@@ -56,7 +56,8 @@ class GapRecord:
             for exchange in exchanges
         ]
         if self.within is not None:
-            columns["own_itl_us"] = [_own_us(gaps, self.within) for gaps in each]
+            own_us = [None if gaps is None else quantile(gaps, self.within) for gaps in each]
+            columns["own_itl_us"] = [None if gap is None else min(round(gap), MOST_US) for gap in own_us]
         if self.most_ms is not None:
             most_us = 1e3 * self.most_ms
             columns["gaps"] = [None if gaps is None else len(gaps) for gaps in each]
@@ -67,11 +68,6 @@ class GapRecord:
 
 
 EVERY_GAP, NO_GAPS = GapRecord(), GapRecord(kept=False)
-
-
-def _own_us(gaps_us: Floats | None, within: float) -> int | None:
-    gap_us = None if gaps_us is None else quantile(gaps_us, within)
-    return None if gap_us is None else min(round(gap_us), MOST_US)
 
 
 def _gaps(exchanges: Sequence[Exchange], scale: float) -> pa.Array:
@@ -171,8 +167,7 @@ def batch(
         "engine_steps": [(exchange.engine or {}).get("steps") for exchange in ends],
         "engine_late_steps": [(exchange.engine or {}).get("late_steps") for exchange in ends],
         "time_scale": np.full(len(plans), clock.scale),
-        "engine_first_token_ns": [_engine_ns(exchange, "first") for exchange in ends],
-        "engine_last_token_ns": [_engine_ns(exchange, "last") for exchange in ends],
+        **{f"engine_{which}_token_ns": _engine_ns(ends, which) for which in ("first", "last")},
         "queue_us": [None if end.queue_ms is None else round(1e3 * end.queue_ms) for end in ends],
         **gaps.columns(ends, clock.scale),
     }
@@ -190,10 +185,10 @@ def batch(
     return pa.record_batch(list(arrays), schema=records.SHARD)
 
 
-def _engine_ns(exchange: Exchange, which: str) -> int | None:
-    """The engine's time of the `first` or `last` token, since it had the request; None if it reports none."""
-    at_us = (exchange.engine or {}).get(f"{which}_token_us")
-    return None if at_us is None else at_us * 1000
+def _engine_ns(exchanges: Sequence[Exchange], which: str) -> list[int | None]:
+    """The engine's times of the `first` or `last` token, since it had the request; None if unknown."""
+    times_us = [(exchange.engine or {}).get(f"{which}_token_us") for exchange in exchanges]
+    return [None if at_us is None else at_us * 1000 for at_us in times_us]
 
 
 def _offsets(at_ns: list[int | None], due_ns: NDArray[np.int64], clock: Clock) -> pa.Array:

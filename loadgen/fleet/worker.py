@@ -218,26 +218,17 @@ class Worker:
     def _start(self, plan: Planned) -> None:
         exchange = Exchange(plan.seq, plan.output_tokens)
         session = None if plan.session < 0 else plan.session
-        body = self._body(plan)  # without a body it is never in flight: nobody would end it
+        # Without a body it is never in flight: nobody would end it.
+        if plan.character >= 0:
+            body = self._prompts.turn(plan)
+        else:
+            tokens = plan.input_tokens, plan.output_tokens, plan.shared_tokens
+            body = self._prompts.body(plan.seq, *tokens, session, plan.image_tokens, plan.begins)
         self._in_flight[plan.seq] = (plan, exchange)
         self._client.start(exchange, body, plan.stream, session)
         if exchange.sent_ns is not None:
             ready_ns = plan.due_ns if plan.free_ns is None else plan.free_ns
             self._sampler.sent(exchange.sent_ns - self._clock.monotonic_ns(ready_ns))
-
-    def _body(self, plan: Planned) -> bytes:
-        if plan.character >= 0:
-            return self._prompts.turn(plan)
-        session = None if plan.session < 0 else plan.session
-        tokens = plan.input_tokens, plan.output_tokens, plan.shared_tokens
-        return self._prompts.body(plan.seq, *tokens, session, plan.image_tokens, plan.begins)
-
-    def _answered(self, session: int) -> None:
-        """Send the next turn of a session whose turn in flight has ended, if one waits."""
-        self._give_up_waiting(session)
-        if (plan := self._turns.next_of(session)) is not None:
-            plan.free_ns = self._clock.run_ns(time.monotonic_ns())
-            self._start(plan)
 
     def _give_up_waiting(self, session: int | None = None) -> None:
         """End turns that waited for as long as a request may last: their users have gone."""
@@ -280,7 +271,10 @@ class Worker:
         if exchange.status == "missed":  # out of files or ports
             self._sampler.missed()
         if plan.character >= 0:
-            self._answered(plan.session)
+            self._give_up_waiting(plan.session)
+            if (turn := self._turns.next_of(plan.session)) is not None:
+                turn.free_ns = self._clock.run_ns(time.monotonic_ns())
+                self._start(turn)
         if plan.closed and self._closed:
             follower = self._closed.popleft()
             follower.due_ns = self._clock.run_ns(time.monotonic_ns())

@@ -112,12 +112,12 @@ def reported(batches: list[pa.RecordBatch]) -> pa.Table:
     return rows.select(records.PROGRESS.names).combine_chunks()
 
 
-def _schedstat() -> tuple[int, int] | None:
-    """Nanoseconds this thread ran and waited so far; None if the kernel does not report it."""
+def _schedstat() -> tuple[int, int]:
+    """Nanoseconds this thread ran and waited so far; 0 if the kernel does not report it."""
     try:
         ran_ns, waited_ns, _slices = map(int, SCHEDSTAT.read_text().split())
     except (OSError, ValueError):
-        return None
+        return 0, 0
     return ran_ns, waited_ns
 
 
@@ -127,7 +127,7 @@ class _Second:
 
     since_ns: int = field(default_factory=time.monotonic_ns)
     cpu_ns: int = field(default_factory=time.process_time_ns)
-    ran: tuple[int, int] | None = field(default_factory=_schedstat)
+    ran: tuple[int, int] = field(default_factory=_schedstat)
     lags_ns: list[int] = field(default_factory=list)
     in_flight: list[int] = field(default_factory=list)
     missed: int = 0
@@ -178,6 +178,9 @@ class HealthSampler:
         """The row of the time since the last sample."""
         second, self._second = self._second, _Second()
         span_ns, clock = max(1, self._second.since_ns - second.since_ns), self._clock
+        run_ns, queued_ns = (
+            after - before for before, after in zip(second.ran, self._second.ran, strict=True)
+        )
         lags_ms = np.quantile(second.lags_ns, [0.5, 0.99, 1.0]) / 1e6 if second.lags_ns else [None] * 3
         return {
             "client_id": self._client_id,
@@ -190,7 +193,7 @@ class HealthSampler:
             "in_flight_mean": float(np.mean(second.in_flight)) if second.in_flight else None,
             **dict(zip(("lag_p50_ms", "lag_p99_ms", "lag_max_ms"), lags_ms, strict=True)),
             "cpu_share": (self._second.cpu_ns - second.cpu_ns) / span_ns,
-            "run_share": _run_share(second.ran, self._second.ran),
+            "run_share": run_ns / (run_ns + queued_ns) if run_ns + queued_ns > 0 else None,
             "stall_ms": second.stall_ns / 1e6,
             "gc_pauses": second.gc_pauses,
             "gc_ms": second.gc_ns / 1e6,
@@ -204,11 +207,3 @@ class HealthSampler:
         elif self._gc_began_ns:
             self._second.gc_pauses += 1
             self._second.gc_ns += time.monotonic_ns() - self._gc_began_ns
-
-
-def _run_share(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
-    """Share run / (run + queued) of this thread's time; None if unknown."""
-    if before is None or after is None:
-        return None
-    ran, waited = after[0] - before[0], after[1] - before[1]
-    return ran / (ran + waited) if ran + waited > 0 else None

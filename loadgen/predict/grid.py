@@ -77,7 +77,9 @@ def predicted(
             rows.append(GridCell(at=cell.at, answer=refusal))
         else:
             answer, over = next(answers), None
-            if _compares(answer):
+            capacity = answer.capacity
+            closed = capacity is not None and not capacity.open_above and not capacity.open_below
+            if closed or answer.replay is not None:
                 first = first or (answer, cell.experiment)
                 over = ratio((answer, cell.experiment), first)
             rows.append(GridCell(at=cell.at, answer=answer, ratio=over))
@@ -149,13 +151,6 @@ def _of_both(second: Experiment, first: Experiment, count: int) -> list[dict[str
         a | {f"{path} of the first": value for path, value in b.items() if path not in shared}
         for a, b in zip(ours, theirs, strict=True)
     ]
-
-
-def _compares(verdict: PredictionVerdict) -> bool:
-    """True of a replay, and of a capacity with two ends."""
-    capacity = verdict.capacity
-    closed = capacity is not None and not capacity.open_above and not capacity.open_below
-    return closed or verdict.replay is not None
 
 
 SCOUT_S = 120.0

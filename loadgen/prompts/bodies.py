@@ -124,18 +124,15 @@ class Prompts:
         pieces: list[TokenBytes] = [self._text.pool.slice(0, shared_tokens)] if shared_tokens else []
         begun = shared_tokens
         if session is not None:
-            history = self._history_tokens(input_tokens, shared_tokens)
+            # What a session's prompts share after the common tokens: more than its name has, or nothing.
+            most = min(round(self._session_hit * input_tokens), input_tokens - UNIQUE_TOKENS) - shared_tokens
+            history = most if most > UNIQUE_TOKENS else 0
             pieces += self._text.pieces(self._source.name(SESSIONS_FROM + session), session * STRIDE, history)
             begun += history
         for owner, end in (*begins, (seq, input_tokens)):
             pieces += self._text.pieces(self._source.name(owner), owner * STRIDE, end - begun)
             begun = end
         return self._joined(head, pieces, close, output_tokens)
-
-    def _history_tokens(self, input_tokens: int, shared_tokens: int) -> int:
-        """Tokens that a session's prompts share after the common ones: more than its name has, or none."""
-        most = min(round(self._session_hit * input_tokens), input_tokens - UNIQUE_TOKENS)
-        return most - shared_tokens if most - shared_tokens > UNIQUE_TOKENS else 0
 
     def turn(self, plan: Planned) -> bytes:
         """The JSON body of a turn of a conversation.

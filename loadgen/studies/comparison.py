@@ -82,7 +82,14 @@ class Original:
             seed=seed,
             centre=centre,
             slo=slo,
-            templates={plan.index: _template(plan, place) for plan, place in good},
+            templates={
+                plan.index: replace(
+                    plan,
+                    transition_s=(place.window_start_ns - place.start_ns) / NS,
+                    window_s=(place.planned_end_ns - place.window_start_ns) / NS,
+                )
+                for plan, place in good
+            },
             latencies={place.index: latencies(rows(place.index), place, slo, ENDED_NS) for _, place in good},
         )
 
@@ -238,13 +245,6 @@ def ramp_centre(driver: Driver) -> float:
     belief = prior(driver.plan.search, driver.plan.begin, driver.windows.outcomes)
     assert belief is not None
     return belief.centre
-
-
-def _template(plan: WindowPlan, place: Window) -> WindowPlan:
-    """The plan with the times that the window took."""
-    transition_s = (place.window_start_ns - place.start_ns) / NS
-    window_s = (place.planned_end_ns - place.window_start_ns) / NS
-    return replace(plan, transition_s=transition_s, window_s=window_s)
 
 
 def _centre(run: Run) -> float:

@@ -105,12 +105,10 @@ class ArrivalSchedule:
 
     def followed_by(self, later: "ArrivalSchedule") -> "ArrivalSchedule":
         """This schedule and a later one, joined as one window, this one's."""
-        columns = {name: (values, getattr(later, name)) for name, values in self._columns().items()}
-        arrays: dict[str, Any] = {name: np.concatenate(both) for name, both in columns.items()}
-        joined = replace(self, **arrays)
-        if joined.session is None or joined.character is not None:
-            return joined
-        return replace(joined, turn=turns(joined.session))
+        whole = joined([self, later])
+        if whole.session is None or whole.character is not None:
+            return whole
+        return replace(whole, turn=turns(whole.session))
 
 
 @dataclass(slots=True)
@@ -173,13 +171,18 @@ def span_ns(bounds_ns: Bounds) -> tuple[int, int]:
     return min(start for start, _ in bounds_ns.values()), max(end for _, end in bounds_ns.values())
 
 
+def joined(parts: Sequence[ArrivalSchedule]) -> ArrivalSchedule:
+    """One schedule after the other, as the first one's window."""
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in parts[0]._columns()
+    }
+    return replace(parts[0], **columns)
+
+
 def interleaved(streams: Sequence[ArrivalSchedule], first_seq: int) -> ArrivalSchedule:
     """Several streams as one schedule in order of due time."""
-    names = streams[0]._columns()
-    joined: dict[str, Any] = {
-        name: np.concatenate([getattr(stream, name) for stream in streams]) for name in names
-    }
-    ordered = replace(streams[0], **joined).where(np.argsort(joined["due_ns"], kind="stable"))
+    whole = joined(streams)
+    ordered = whole.where(np.argsort(whole.due_ns, kind="stable"))
     return replace(ordered, seq=np.arange(first_seq, first_seq + len(ordered), dtype=np.int64))
 
 
