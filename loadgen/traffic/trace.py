@@ -9,33 +9,46 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.results.json_border import from_tree
+from analysis.results.locations import RunError
 from conf import ConfigError
+from conf.io.check import Range
 from conf.specs.experiment import Workload
 from loadgen.traffic import client_records
 from loadgen.traffic.prefix_sharing import begins, reusable_tokens
 
-JSON_KEYS = ("timestamp", "input_length", "output_length")
 CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-PAIR_COLUMNS = JSON_KEYS[1:]
+PAIR_COLUMNS = ("input_length", "output_length")
 """A CSV file of lengths alone: input and output of each request, drawn together for other arrivals."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MOST_US = 2**52
-"""Times further from 1970 (142 years) are refused, so that nanoseconds hold the difference of any two."""
+MOST_MS = 2**42
+"""Times further from 1970 (139 years) are refused, so that nanoseconds hold the difference of any two."""
 MOST_TOKENS = 2**31 - 1
 """Largest value of the request table's columns."""
 
+FORM = (
+    "a request has timestamp, input_length from 1 up, output_length from 0 up and perhaps hash_ids, integers"
+)
 MISFITS = 0.01
 """Largest share of requests whose hashes do not fit their lengths (our choice)."""
 
 Blocks = tuple[int, ...]
 """Hashes of a prompt's blocks, the first ones first; empty where the file says none."""
-Row = tuple[int, int, int, Blocks]
-"""Time in microseconds, input tokens, output tokens, block hashes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRequest:
+    """One line of a file: its time in ms, whole counts of tokens, the hashes of the prompt's blocks."""
+
+    timestamp: Annotated[float, Range(ge=-MOST_MS, le=MOST_MS)]
+    input_length: Annotated[float, Range(ge=1, le=MOST_TOKENS)]
+    output_length: Annotated[float, Range(ge=0, le=MOST_TOKENS)]
+    hash_ids: tuple[Annotated[int, Range(gt=-(2**64), lt=2**64)], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +96,8 @@ def read_trace(
         raise ConfigError(f"cannot read the trace {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"trace {path} is not text; unpack it first if it is compressed") from error
+    except RunError as error:
+        raise ConfigError(f"trace {path}: {error}; {FORM}") from error
     except (ValueError, csv.Error) as error:
         raise ConfigError(f"trace {path}: {error}") from error
 
@@ -163,52 +178,23 @@ def _part(trace: Trace, from_s: float, span_s: float | None) -> Trace:
     )
 
 
-def _read(file: TextIO, block_tokens: int) -> Trace:
-    """Raises ValueError or csv.Error, as all functions below do, with the number of the bad line."""
+def _lines(file: TextIO) -> Iterator[tuple[int, Any]]:
+    """Every request as a tree, by the number of its line. Raises ValueError or csv.Error."""
     first = file.readline()
     if not first:
         raise ValueError("the file is empty")
-    if first.lstrip().startswith("{"):
-        return _gather(_json_rows(chain([first], file)), block_tokens)
-    return _gather(_csv_rows(first, file), block_tokens)
-
-
-def _json_rows(lines: Iterable[str]) -> Iterator[Row]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    if not first.lstrip().startswith("{"):
+        yield from _csv_lines(first, file)
+        return
+    for number, line in enumerate(chain([first], file), 1):
         try:
-            request = json.loads(line)
-        except (ValueError, RecursionError):
-            request = None
-        if not isinstance(request, dict):
-            raise ValueError(f"line {number} is not a JSON object")
-        at_ms, inputs, outputs = (_number(request, key, number) for key in JSON_KEYS)
-        blocks = _blocks(request.get("hash_ids"), number)
-        yield _row(number, round(at_ms * 1000), inputs, outputs, blocks)
+            if line.strip():
+                yield number, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"line {number} is not a JSON object") from error
 
 
-def _blocks(hashes: Any, number: int) -> Blocks:
-    if hashes is None:
-        return ()
-    if not isinstance(hashes, list):
-        raise ValueError(f"line {number}: hash_ids={hashes!r:.40} is no list; a list of integers is needed")
-    for digest in hashes:
-        if not isinstance(digest, int) or isinstance(digest, bool) or not abs(digest) < 2**64:
-            raise ValueError(f"line {number}: {digest!r:.40} in hash_ids is no integer; write whole numbers")
-    return tuple(hashes)
-
-
-def _number(request: dict[str, Any], key: str, number: int) -> float:
-    value = request.get(key)
-    if key not in request:
-        raise ValueError(f"line {number} has no {key}; needed are {', '.join(JSON_KEYS)}")
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MOST_US:
-        raise ValueError(f"line {number}: {key}={value!r:.40} is not a usable number")
-    return value
-
-
-def _csv_rows(header: str, lines: Iterable[str]) -> Iterator[Row]:
+def _csv_lines(header: str, lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
     names = [name.strip() for name in next(csv.reader([header]))]
     timed = set(CSV_COLUMNS) <= set(names)
     if not timed and not set(PAIR_COLUMNS) <= set(names):
@@ -216,46 +202,39 @@ def _csv_rows(header: str, lines: Iterable[str]) -> Iterator[Row]:
             f"line 1 is neither a JSON object nor a header with {','.join(CSV_COLUMNS)}, or with "
             f"{','.join(PAIR_COLUMNS)} for lengths without times"
         )
-    inputs, outputs = (names.index(name) for name in (CSV_COLUMNS[1:] if timed else PAIR_COLUMNS))
+    inputs, outputs = CSV_COLUMNS[1:] if timed else PAIR_COLUMNS
     reader = csv.reader(lines)
     for cells in reader:
         number = reader.line_num + 1
-        if not cells:
-            continue
-        if len(cells) != len(names):
+        if cells and len(cells) != len(names):
             raise ValueError(f"line {number} has {len(cells)} columns, not {len(names)}")
         try:
-            moment = _microseconds(cells[names.index(CSV_COLUMNS[0])]) if timed else 0
-            input_tokens, output_tokens = int(cells[inputs]), int(cells[outputs])
+            if row := dict(zip(names, cells, strict=False)):
+                at_ms = _milliseconds(row[CSV_COLUMNS[0]]) if timed else 0
+                tokens = {"input_length": int(row[inputs]), "output_length": int(row[outputs])}
+                yield number, {"timestamp": at_ms, **tokens}
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from error
-        yield _row(number, moment, input_tokens, output_tokens, ())
 
 
-def _microseconds(stamp: str) -> int:
+def _milliseconds(stamp: str) -> float:
     moment = datetime.fromisoformat(stamp.strip())
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return (moment - EPOCH) // timedelta(microseconds=1)
+    return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - EPOCH) / timedelta(milliseconds=1)
 
 
-def _row(number: int, at_us: int, inputs: float, outputs: float, blocks: Blocks) -> Row:
-    if abs(at_us) > MOST_US:
-        raise ValueError(f"line {number}: a time of {at_us // 1_000_000} s is out of range")
-    if not 1 <= inputs <= MOST_TOKENS or inputs % 1:
-        raise ValueError(f"line {number}: {inputs!s:.20} input tokens; a whole count from 1 up is needed")
-    if not 0 <= outputs <= MOST_TOKENS or outputs % 1:
-        raise ValueError(f"line {number}: {outputs!s:.20} output tokens; a whole count from 0 up is needed")
-    return at_us, int(inputs), int(outputs), blocks
-
-
-def _gather(rows: Iterable[Row], block_tokens: int) -> Trace:
+def _read(file: TextIO, block_tokens: int) -> Trace:
+    """Raises ValueError, csv.Error or RunError, with the number of the bad line."""
     at_us, inputs, outputs = array("q"), array("q"), array("q")
     blocks: list[Blocks] = []
-    for moment_us, input_tokens, output_tokens, hashes in rows:
-        at_us.append(moment_us)
-        inputs.append(input_tokens)
-        outputs.append(output_tokens)
-        blocks.append(hashes)
+    for number, tree in _lines(file):
+        request = from_tree(RecordedRequest, tree, f"line {number}")
+        for name, tokens in (("input", request.input_length), ("output", request.output_length)):
+            if tokens % 1:
+                raise ValueError(f"line {number}: {tokens} {name} tokens; a whole count is needed")
+        at_us.append(round(request.timestamp * 1000))
+        inputs.append(int(request.input_length))
+        outputs.append(int(request.output_length))
+        blocks.append(request.hash_ids or ())
     if not at_us:
         raise ValueError("no request follows its header")
     firsts = [hashes[0] for hashes in blocks if hashes]

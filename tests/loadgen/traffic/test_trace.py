@@ -149,26 +149,28 @@ WRONG = {
     HEADER + "2024-05-10,5,5\nsoon,5,5\n": "line 3: Invalid isoformat string: 'soon'",
     HEADER + "2024-05-10,5,5\n\n2024-05-10,many,5\n": "line 4: invalid literal for int",
     HEADER + "2024-05-10,5.5,5\n": "line 2: invalid literal for int",
-    HEADER + "2024-05-10,0,5\n": "line 2: 0 input tokens; a whole count from 1 up is needed",
-    HEADER + "2024-05-10,5,-1\n": "line 2: -1 output tokens; a whole count from 0 up is needed",
-    HEADER + "2024-05-10,5," + "9" * 400 + "\n": "line 2: 99999999999999999999 output tokens",
-    HEADER + "9999-05-10,5,5\n": "line 2: a time of",
+    HEADER + "2024-05-10,0,5\n": "line 2 is broken: its input_length is 0; a request has timestamp, input_",
+    HEADER + "2024-05-10,5,-1\n": "line 2 is broken: its output_length is -1",
+    HEADER
+    + "2024-05-10,5,"
+    + "9" * 400
+    + "\n": "line 2 is broken: its output_length is 99999999999999999999",
+    HEADER + "9999-05-10,5,5\n": "line 2 is broken: its timestamp is 253381910400000.0",
     request() + "{\n": "line 2 is not a JSON object",
     request() + "[" * 100_000: "line 2 is not a JSON object",
-    request() + "\n[1]\n": "line 3 is not a JSON object",
-    request() + '{"timestamp": 0, "input_length": 5}': "line 2 has no output_length; needed are timestamp,",
-    request(timestamp="soon"): "line 1: timestamp='soon' is not a usable number",
-    request(timestamp=float("nan")): "line 1: timestamp=nan is not a usable number",
-    request(timestamp=10**400): "line 1: timestamp=1000",
-    request(timestamp=True): "line 1: timestamp=True is not a usable number",
-    request(input_length=None): "line 1: input_length=None is not a usable number",
-    request(input_length=0): "line 1: 0 input tokens",
-    request(output_length=1.5): "line 1: 1.5 output tokens; a whole count",
-    request(hash_ids=3): "line 1: hash_ids=3 is no list; a list of integers is needed",
-    request(hash_ids=[1, "x"]): "line 1: 'x' in hash_ids is no integer; write whole numbers",
-    request(hash_ids=[True]): "line 1: True in hash_ids is no integer",
-    request(hash_ids=[1.0]): "line 1: 1.0 in hash_ids is no integer",
-    request(output_length="a\nb"): "line 1: output_length='a\\nb' is not",
+    request() + "\n[1]\n": "line 3 is broken: it is [1]",
+    request() + '{"timestamp": 0, "input_length": 5}': "line 2 is broken: its output_length is missing",
+    request(timestamp=float("nan")): "line 1 is broken: its timestamp is nan",
+    request(timestamp=10**400): "line 1 is broken: its timestamp is 1000",
+    request(timestamp=True): "line 1 is broken: its timestamp is True",
+    request(input_length=None, output_length="a\nb"): (
+        "line 1 is broken: its input_length is None; its output_length is a b; a request has"
+    ),
+    request(output_length=1.5): "line 1: 1.5 output tokens; a whole count is needed",
+    request(hash_ids=3): "line 1 is broken: its hash_ids is 3",
+    request(hash_ids=[1, "x", True, 1.0]): (
+        "line 1 is broken: its hash_ids.1 is x; its hash_ids.2 is True; its hash_ids.3 is 1.0"
+    ),
 }
 
 
@@ -178,7 +180,7 @@ def test_a_wrong_file_is_one_line_with_its_place(text: str, tmp_path: Path) -> N
     with pytest.raises(ConfigError) as caught:
         trace.read_trace(path)
     assert f"{path}: {WRONG[text]}" in str(caught.value)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 250
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
