@@ -28,7 +28,7 @@ from loadgen.run.jobs import Job, SearchCapacity
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import next_window, prior
 from loadgen.search.replay_policy import next_pair, without_evidence
-from loadgen.search.window_plan import MeasuredWindow, Stop, WindowPlan
+from loadgen.search.window_plan import Stop, WindowPlan
 from loadgen.studies.study import TwoSides, differing, seed_of
 
 KIND = "compare"
@@ -52,54 +52,85 @@ def unlike(a: Experiment, b: Experiment) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Original:
-    """The run that B replays: A's seed, the ln QPS where its windows began, and its valid windows."""
+class PlayedWindows:
+    """The valid windows of a search, ended or under way: plan and place of each, and its rows by its index.
+
+    They began at `centre` (ln QPS), by its ramp or prediction. Of rows is known what was at `now_ns`.
+    """
 
     seed: int
     centre: float
     slo: Slo
-    templates: dict[int, WindowPlan]
-    latencies: dict[int, Latencies]
+    windows: Sequence[tuple[WindowPlan, Window]]
+    rows: Callable[[int], pa.Table]
+    now_ns: int = ENDED_NS
+
+    @classmethod
+    def of_run(cls, run: Run) -> "PlayedWindows":
+        """Those in the folder of a run that has ended."""
+        assert run.verdict and run.verdict.basis and run.verdict.basis.prior
+        done = [event for event in run.events() if event["event"] == "window_done"]
+        plans = {event["index"]: WindowPlan(**event["plan"]) for event in done}
+        valid = [row for row in run.verdict.windows if row["kind"] == "window" and row["valid"]]
+        windows, rows = [(plans[row["index"]], window(dict(row))) for row in valid], run.requests()
+        return cls(run.config.seed, run.verdict.basis.prior.centre, run.config.slo, windows, lambda _: rows)
+
+    @classmethod
+    def of_driver(cls, driver: Driver) -> "PlayedWindows":
+        """Those of a driver so far."""
+        plan, outcomes, now_ns = driver.plan, driver.windows.outcomes, driver.feed.target.now_ns()
+        belief = prior(plan.search, plan.begin, outcomes)
+        assert belief is not None
+        windows = [
+            (each.plan, each.counts) for each in outcomes if each.plan.kind == "window" and not each.void
+        ]
+        return cls(plan.seed, belief.centre, plan.slo, windows, driver.windows.requests, now_ns)
+
+    def latencies(self, place: Window) -> Latencies:
+        """The latencies of a window's requests over their bounds in order of due time."""
+        inside, slo, now_ns = in_window(self.rows(place.index), place).sort_by("seq"), self.slo, self.now_ns
+        return {
+            bound.limit: np.column_stack(parts_over(inside, slo, bound, now_ns)).astype(np.float64)
+            if slo.is_about_gaps(bound.limit)
+            else over_bound(inside, slo, bound, now_ns)
+            for bound in slo.bounds
+        }
+
+
+class Original:
+    """The search that B replays: its whole windows, each with the times that it took, and their latencies."""
+
+    def __init__(self, played: PlayedWindows) -> None:
+        self.seed, self.centre = played.seed, played.centre
+        whole = [(plan, place) for plan, place in played.windows if not place.aborted]
+        self.templates = {
+            plan.index: replace(
+                plan,
+                transition_s=(place.window_start_ns - place.start_ns) / NS,
+                window_s=(place.planned_end_ns - place.window_start_ns) / NS,
+            )
+            for plan, place in whole
+        }
+        self._latencies = {place.index: played.latencies(place) for _, place in whole}
 
     @classmethod
     def of(cls, run: Run) -> "Original":
         """The original from the folder of A, whose sweep has ended."""
-        config, rows = run.config, run.requests()
-        good = [(plan, place) for plan, place, valid in played(run) if valid and not place.aborted]
-        return cls.of_windows(config.seed, _centre(run), config.slo, good, lambda _: rows)
+        return cls(PlayedWindows.of_run(run))
 
-    @classmethod
-    def of_windows(
-        cls,
-        seed: int,
-        centre: float,
-        slo: Slo,
-        good: Sequence[tuple[WindowPlan, Window]],
-        rows: Callable[[int], pa.Table],
-    ) -> "Original":
-        """The original from its valid windows and their request rows by index."""
-        return cls(
-            seed=seed,
-            centre=centre,
-            slo=slo,
-            templates={
-                plan.index: replace(
-                    plan,
-                    transition_s=(place.window_start_ns - place.start_ns) / NS,
-                    window_s=(place.planned_end_ns - place.window_start_ns) / NS,
-                )
-                for plan, place in good
-            },
-            latencies={place.index: latencies(rows(place.index), place, slo, ENDED_NS) for _, place in good},
-        )
-
-    def pair(self, plan: WindowPlan, place: Window, rows: pa.Table, now_ns: int) -> Pair:
-        """A replay on B, paired with A's window."""
-        assert plan.pair is not None
-        log_ratio = math.log(plan.rate_qps / self.templates[plan.pair].rate_qps)
-        mine = latencies(rows, place, self.slo, now_ns)
-        theirs = self.latencies[plan.pair]
-        return paired_ratio.pair(plan.pair, log_ratio, not place.aborted, theirs, mine)
+    def pairs(self, b: PlayedWindows) -> list[Pair]:
+        """The replays on B, each paired with its window of A."""
+        return [
+            paired_ratio.pair(
+                plan.pair,
+                math.log(plan.rate_qps / self.templates[plan.pair].rate_qps),
+                not place.aborted,
+                self._latencies[plan.pair],
+                b.latencies(place),
+            )
+            for plan, place in b.windows
+            if plan.pair is not None
+        ]
 
 
 class Comparison(TwoSides):
@@ -160,15 +191,10 @@ class PairedReplays:
     @classmethod
     def of(cls, original: Original, b: Run) -> "PairedReplays":
         """The pairs from the folder of a run that has replayed the original's windows."""
-        rows = b.requests()
-        pairs = [
-            original.pair(plan, place, rows, ENDED_NS)
-            for plan, place, valid in played(b)
-            if valid and plan.pair is not None
-        ]
-        whole = [pair for pair in pairs if pair.whole]
+        played = PlayedWindows.of_run(b)
+        whole = [pair for pair in original.pairs(played) if pair.whole]
         enough = len(whole) >= LEAST_PAIRS
-        return cls(len(whole), paired_ratio.ratio(whole, _centre(b) - original.centre) if enough else None)
+        return cls(len(whole), paired_ratio.ratio(whole, played.centre - original.centre) if enough else None)
 
     @property
     def lack(self) -> str:
@@ -188,66 +214,17 @@ def unpaired_ratio(a: PartVerdict, b: PartVerdict) -> Estimate:
     return paired_ratio.unpaired(a.capacity.sampling, b.capacity.sampling)
 
 
-def played(run: Run) -> list[tuple[WindowPlan, Window, bool]]:
-    """The windows of a run that has ended: plan, window, and whether it is valid."""
-    assert run.verdict is not None
-    done = [event for event in run.events() if event["event"] == "window_done"]
-    plans = {event["index"]: WindowPlan(**event["plan"]) for event in done}
-    rows = [row for row in run.verdict.windows if row["kind"] == "window"]
-    return [(plans[row["index"]], window(dict(row)), row["valid"]) for row in rows]
-
-
-def latencies(rows: pa.Table, place: Window, slo: Slo, now_ns: int) -> Latencies:
-    """The latencies of a window's requests over their bounds in order of due time, as known at `now_ns`."""
-    inside = in_window(rows, place).sort_by("seq")
-    return {
-        bound.limit: np.column_stack(parts_over(inside, slo, bound, now_ns)).astype(np.float64)
-        if slo.is_about_gaps(bound.limit)
-        else over_bound(inside, slo, bound, now_ns)
-        for bound in slo.bounds
-    }
-
-
 def next_replay(driver: Driver, original: Original) -> WindowPlan | Stop:
     """B's own ramp, then the windows of A at the ratio that each window updates."""
     spec, start, outcomes = driver.plan.search, driver.plan.begin, driver.windows.outcomes
     if prior(spec, start, outcomes) is None:
         return next_window(spec, start, outcomes, driver.elapsed_s())
-    pairs, begin = pairs_of(driver, original), apart(driver, original)
+    played = PlayedWindows.of_driver(driver)
+    pairs, begin = original.pairs(played), played.centre - original.centre
     if ratio := paired_ratio.ratio(pairs, begin):
         log_ratio = ratio.log_next
     else:
-        log_ratio = without_evidence(_replays(outcomes), [pair.log_ratio for pair in pairs], begin)
+        replays = [each for each in outcomes if each.plan.pair is not None and not each.void]
+        log_ratio = without_evidence(replays, [pair.log_ratio for pair in pairs], begin)
     templates = list(original.templates.values())
     return next_pair(fitted(spec, start, outcomes), templates, outcomes, log_ratio, driver.elapsed_s())
-
-
-def pairs_of(driver: Driver, original: Original) -> list[Pair]:
-    """B's replays so far, each paired with its window of A."""
-    now_ns, windows = driver.feed.target.now_ns(), driver.windows
-    return [
-        original.pair(window.plan, window.counts, windows.requests(window.plan.index), now_ns)
-        for window in _replays(windows.outcomes)
-    ]
-
-
-def _replays(outcomes: Sequence[MeasuredWindow]) -> list[MeasuredWindow]:
-    return [outcome for outcome in outcomes if outcome.plan.pair is not None and not outcome.void]
-
-
-def apart(driver: Driver, original: Original) -> float:
-    """ln of B's capacity over A's, by their ramps or predictions."""
-    return ramp_centre(driver) - original.centre
-
-
-def ramp_centre(driver: Driver) -> float:
-    """ln QPS where a driver's windows began, by its ramp or prediction."""
-    belief = prior(driver.plan.search, driver.plan.begin, driver.windows.outcomes)
-    assert belief is not None
-    return belief.centre
-
-
-def _centre(run: Run) -> float:
-    basis = run.verdict.basis if run.verdict else None
-    assert basis is not None and basis.prior is not None
-    return basis.prior.centre

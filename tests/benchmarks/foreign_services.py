@@ -222,7 +222,7 @@ def compared(name: str, search: str, seed: int, factor: float = 1.0) -> str:
     a, b = (
         driver(VirtualTarget(it), asked, start(name, f"search={search}", chance), seed) for it in services
     )
-    ratio = PairedReplays(*replayed(a, b, seed))
+    ratio = PairedReplays(*replayed(a, b))
     return "too little shown" if ratio.lack or not ratio.ratio else ratio.ratio.verdict
 
 

@@ -88,7 +88,7 @@ def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:
     start = Start(GUESS_QPS, guess if far else None)
     faster = Faster(service(asked, 2 * seed + 1, factor), factor)
     a, b = (driver(VirtualTarget(it), asked, start, seed) for it in (service(asked, 2 * seed), faster))
-    ratio = replayed(a, b, seed)[1]
+    ratio = replayed(a, b)[1]
     minutes = (a.elapsed_s() + b.elapsed_s()) / 60
     if ratio is None or ratio.open:
         ends = (
@@ -100,16 +100,14 @@ def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:
     return Found(ratio.estimate.value, *ratio.estimate.ends, ratio.estimate.low, minutes)
 
 
-def replayed(a: Driver, b: Driver, seed: int) -> tuple[int, paired_ratio.Ratio | None]:
+def replayed(a: Driver, b: Driver) -> tuple[int, paired_ratio.Ratio | None]:
     """A searches and B replays its windows: the number of whole pairs, and the ratio of B to A."""
     sweep(a)
-    valid = (outcome for outcome in a.windows.outcomes if not outcome.void and not outcome.aborted)
-    good = [(it.plan, it.counts) for it in valid if it.plan.kind == "window"]
-    centre, slo = comparison.ramp_centre(a), a.plan.slo
-    original = comparison.Original.of_windows(seed, centre, slo, good, a.windows.requests)
+    original = comparison.Original(comparison.PlayedWindows.of_driver(a))
     sweep(b, lambda driver: comparison.next_replay(driver, original))
-    pairs = [pair for pair in comparison.pairs_of(b, original) if pair.whole]
-    return len(pairs), paired_ratio.ratio(pairs, comparison.apart(b, original))
+    played = comparison.PlayedWindows.of_driver(b)
+    pairs = [pair for pair in original.pairs(played) if pair.whole]
+    return len(pairs), paired_ratio.ratio(pairs, played.centre - original.centre)
 
 
 def _method(name: str) -> Callable[[str, int], Found]:
