@@ -179,33 +179,30 @@ def _measured(study: Study, folder: Folder, run_part: RunPart, show: Emit) -> St
     """The verdict of the parts in order, until one has no result."""
     done: dict[str, PartVerdict] = {}
     for name in study.names:
+        part: PartVerdict | None = None
         try:
             folder.write_json(studies.FILE, to_tree(_running(study, folder, done)))
             tell(folder, show, f"part {len(done) + 1} of {len(study.names)}: {name}")
             part = _part(study, name, done, folder, run_part, show)
+            row = studies.part_row(name, part)
         except KeyboardInterrupt:
             why = "interrupted between two runs"
             row = PartRow(name=name, exit_code=summary.EXIT_INTERRUPTED, reason=why)
-            return _cut(_running(study, folder, done, row), done, row)
-        if part.exit_code not in study.ends:
-            running = _running(study, folder, done | {name: part})
-            cut = replace(_cut(running, done, studies.part_row(name, part)), valid=part.valid)
-            return replace(cut, hold=part.hold)
+        if part is None or part.exit_code not in study.ends:
+            running = _running(study, folder, done | ({name: part} if part else {}), None if part else row)
+            good = sum(each.valid for each in done.values())
+            return replace(
+                running,
+                state="ended",
+                evidence=f"{good} of {len(study.names)} parts have a result",
+                valid=bool(part and part.valid),
+                hold=part.hold if part else None,
+                exit_code=row.exit_code,
+                reason=f"{row.name}: {row.reason}",
+            )
         done[name] = part
-    good = replace(_running(study, folder, done), valid=True, passed=True, exit_code=summary.EXIT_OK)
-    return replace(study.conclude(replace(good, reason=""), done), state="ended")
-
-
-def _cut(running: StudyVerdict, done: Parts, row: PartRow) -> StudyVerdict:
-    """The verdict of a study that ended with the part of `row`."""
-    good = sum(part.valid for part in done.values())
-    return replace(
-        running,
-        state="ended",
-        evidence=f"{good} of {len(running.names)} parts have a result",
-        exit_code=row.exit_code,
-        reason=f"{row.name}: {row.reason}",
-    )
+    whole = replace(_running(study, folder, done), valid=True, passed=True, exit_code=summary.EXIT_OK)
+    return replace(study.conclude(replace(whole, reason=""), done), state="ended")
 
 
 def result(path: Path) -> PartVerdict | None:
