@@ -190,6 +190,17 @@ STREAMS: dict[str, tuple[bytes, str, str | None, int]] = {
         head() + token() + token() + token(finish="length") + usage(5, 3) + END[:-5],
         *("truncated", "connection_lost", 3),
     ),
+    "no finish reason": (
+        head() + chunks(sse(*BARE[:2] * 2, counts(output=4))),
+        "truncated",
+        "no_finish_reason",
+        4,
+    ),
+    "nothing but a count": (head() + chunks(sse(counts())), "truncated", "no_token", 0),
+    "fewer empty texts than the count": (
+        head() + chunks(sse(completion(""), completion("", "length"), counts(output=5))),
+        *("truncated", "no_token", 0),
+    ),
     "half a chunk": (head() + token() + token()[:-9], "truncated", "connection_lost", 1),
     "503": (
         b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n%s" % (len(ERROR), ERROR),

@@ -294,24 +294,6 @@ VOID: dict[str, tuple[list[Read], str]] = {
 }
 """Habits after which the TPOT is not known, with the reason."""
 
-FAILED: dict[str, tuple[list[Read], str]] = {
-    "no count": ([*streamed(PLAIN), (at_ms(139), event(b"[DONE]"))], "no_usage"),
-    "another count": ([*streamed(PLAIN[:70]), *closing(70)], "token_count"),
-    "no end": ([*streamed(PLAIN), (at_ms(139), event({"choices": []} | usage(TOKENS)))], "no_done"),
-    "no finish reason": (
-        [*[(at_ms(i), completion(text)) for i, text in enumerate(PLAIN)], *closing()],
-        "no_finish_reason",
-    ),
-    "nothing but a count": (closing(), "no_token"),
-    "empty texts only, fewer than the count": ([*streamed([""] * 5), *closing()], "no_token"),
-    "an error in the stream": (
-        [*plain()[:9], (at_ms(9), event({"error": {"message": "boom"}})), *closing()],
-        "in_band",
-    ),
-    "an event that is no JSON": ([*plain()[:9], (at_ms(9), event(b'{"choices":')), *closing()], "bad_event"),
-}
-"""Habits whose answers fail, with the kind."""
-
 
 @dataclass
 class Line:
@@ -374,14 +356,6 @@ def test_a_habit_that_hides_the_pace_makes_its_window_void(
     rows = answers(reads, monkeypatch)
     assert reason(rows) == why
     assert quantile(metrics.tpot(rows), 0.9) is None
-
-
-@pytest.mark.battery("stream habits, refused")
-@pytest.mark.parametrize("habit", FAILED)
-def test_an_answer_of_another_form_fails(habit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    reads, kind = FAILED[habit]
-    rows = answers(reads, monkeypatch)
-    assert set(rows["error_kind"].to_pylist()) == {kind}
 
 
 ANY_SIZE = range(300, 20_000, 700)

@@ -20,10 +20,19 @@ from conf.specs.experiment import Constant
 from loadgen.cli import engine_model, prediction
 from loadgen.cli.words import experiment_of
 from loadgen.predict import answer, grid, uncertainty
-from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
-from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.predict.operating_point import Effort, RateSimulator
+from loadgen.traffic.schedule import NS
 from tests.support.runs.verdict_trees import at_rate, cells, grid_screen, predict, text_of
-from tests.support.virtual.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, only_layer, simulate
+from tests.support.virtual.known_answer import (
+    DEPLOYMENT,
+    LAYER,
+    LAYOUT,
+    MODEL,
+    STEP,
+    only_layer,
+    queueing,
+    simulate,
+)
 
 
 def test_the_answer_and_its_interval_are_those_of_the_constants() -> None:
@@ -105,18 +114,10 @@ def test_a_quantile_among_draws_beyond_an_end_is_unknown() -> None:
     assert few.ends(0.025, 0.0) is None and few.ends(0.05, 0.0) == 0.0
 
 
-def queueing(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed: int) -> Simulated:
-    """`simulate` of a node that ends three requests a second at most."""
-    served = simulate(experiment, arrivals, nodes, seed)
-    turn_s = np.arange(1, len(served.first_s) + 1) / 3.0
-    wait_s = np.maximum(turn_s - arrivals.due_ns / NS, 0.0)
-    return served._replace(first_s=served.first_s + wait_s, last_s=served.last_s + wait_s)
-
-
 def test_an_overload_shows_what_was_served_and_no_steady_state() -> None:
     tree = at_rate(only_layer("rate_qps=12"), replace(MODEL, simulate=queueing), draws=0)
-    assert tree["forecast"]["output_tokens_per_s_per_node"] == pytest.approx(3 * 140, rel=0.1)
-    assert tree["forecast"]["input_tokens_per_s_per_node"] == pytest.approx(3 * 5600, rel=0.1)
+    assert tree["forecast"]["output_tokens_per_s_per_node"] == pytest.approx(6 * 140, rel=0.1)
+    assert tree["forecast"]["input_tokens_per_s_per_node"] == pytest.approx(6 * 5600, rel=0.1)
     assert tree["forecast"]["in_flight_per_node"] is None
     assert "requests in flight unknown (overload" in text_of(tree)
 

@@ -31,7 +31,7 @@ from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
 from loadgen.predict.uncertainty import DRAWS, QuantileDraws, SimulatedQuantiles, quantile_draws
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.verdict_trees import screen, text_of
-from tests.support.virtual.known_answer import LAYER, MODEL, simulate, slowness, unsure
+from tests.support.virtual.known_answer import LAYER, MODEL, queueing, simulate, unsure
 
 
 @cache
@@ -86,14 +86,6 @@ def test_a_p90_at_a_rate_has_the_interval_of_the_constants() -> None:
 
 def ends(figure: dict[str, float]) -> tuple[float, float]:
     return figure["low"], figure["high"]
-
-
-def queueing(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed: int) -> Simulated:
-    """The known service, which ends 6 requests a second at most, fewer where it is slower."""
-    served = simulate(experiment, arrivals, nodes, seed)
-    turn_s = np.arange(1, len(served.first_s) + 1) * slowness(experiment) / 6.0
-    wait_s = np.maximum(turn_s - arrivals.due_ns / NS, 0.0)
-    return served._replace(first_s=served.first_s + wait_s, last_s=served.last_s + wait_s)
 
 
 def test_an_overload_in_some_draws_is_an_open_upper_end() -> None:

@@ -1,15 +1,8 @@
-"""`loadgen.predict.answer`: no figure of a prediction is impossible, whatever was asked.
-
-Random questions to services of a few lines, and (slow) to the engine model itself.
-"""
+"""`loadgen.predict.answer`: no figure of a prediction by the engine model is impossible."""
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,15 +10,10 @@ from hypothesis import strategies as st
 from analysis.results.figures import CapacityFigures, ProbeFigures
 from analysis.results.predictions import PredictionVerdict, RateForecast
 from analysis.results.summary import EXIT_OPEN
-from conf import ConfigError, Experiment, load
+from conf import ConfigError, load
 from loadgen.cli import engine_model
-from loadgen.predict import answer
-from loadgen.predict.answer import NodePeaks
 from loadgen.predict.capacity import MOST_NOISE
-from loadgen.predict.operating_point import Simulated
-from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.verdict_trees import screen
-from tests.support.virtual.known_answer import MODEL, only_layer
 
 ABSURD = re.compile(r"\bnan\b|[^\w]-\d|\binf %")
 """Texts that no figure of a prediction is: not a number, a negative one, an infinite share."""
@@ -78,61 +66,6 @@ def _latencies(probe: ProbeFigures) -> None:
         assert 0 <= at_ms < math.inf
         assert low_ms is None or 0 <= low_ms <= at_ms
         assert high_ms is None or at_ms <= high_ms < math.inf
-
-
-# Services of a few lines.
-
-
-def service(kind: str, knee_qps: float, seed: int) -> Callable[..., Simulated]:
-    """A service whose tokens take longer with the load: by a line, by a jump, by a queue, or never."""
-
-    def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, _: int) -> Simulated:
-        due_s, chance = arrivals.due_ns / NS, np.random.default_rng(seed)
-        qps = (len(due_s) - 1) / (due_s[-1] - due_s[0]) / nodes if len(due_s) > 1 else 0.01
-        load = qps / knee_qps * experiment.model.step_time.layer_us.value / 100
-        slower = {"line": load, "jump": float(load > 1) + 0.01, "never": 0.01, "queue": load}[kind]
-        noise = np.exp(0.5 * chance.normal(size=len(due_s)))
-        queued_s = np.maximum(np.arange(len(due_s)) / (knee_qps * nodes) - due_s + due_s[:1], 0.0)
-        first_s = due_s + 0.1 * noise + (queued_s if kind == "queue" else 0.0)
-        last_s = first_s + 0.1 * slower * noise * (arrivals.output_tokens - 1)
-        work = {"busy_s": 1.0, "kv_token_seconds": 1e3}
-        return Simulated(due_s, first_s, last_s, np.zeros(len(due_s)), work)
-
-    return simulate
-
-
-def _of_unknown_peak(_: Experiment) -> NodePeaks:
-    """A machine of which no share of a peak is known: services of a few lines have no FLOP."""
-    return NodePeaks(1, 8e6, None, 0.0, 0.0, lambda work: {"all": work["busy_s"]})
-
-
-toy_questions: dict[str, Any] = {
-    "kind": st.sampled_from(["line", "jump", "never", "queue"]),
-    "knee_qps": st.floats(0.02, 60.0),
-    "seed": st.integers(0, 1000),
-    "words": st.tuples(
-        st.sampled_from(["slo.ttft_p90_ms=null", "slo.ttft_p90_ms=150", "slo.ttft_p90_ms=20000"]),
-        st.sampled_from(["slo.tpot_p90_ms=1", "slo.tpot_p90_ms=90", "slo.e2e_p99_ms=20000"]),
-        st.sampled_from(["search.lowest_qps=0.02", "search.lowest_qps=2", "search.highest_qps=20"]),
-        st.sampled_from(["seed=1", "rate_qps=0.3", "rate_qps=40"]),
-    ),
-}
-
-
-def check_toy(kind: str, knee_qps: float, seed: int, words: tuple[str, ...]) -> None:
-    experiment = only_layer(*words)
-    model = replace(MODEL, simulate=service(kind, knee_qps, seed), machine=_of_unknown_peak)
-    act = answer.at_rate if experiment.rate_qps else answer.predict
-    possible(act(experiment, model, draws=8), experiment.search.highest_qps)
-
-
-@settings(max_examples=4)
-@given(**toy_questions)
-def test_an_answer_is_possible_or_said_to_be_unknown(**question: Any) -> None:
-    check_toy(**question)
-
-
-# The engine model.
 
 
 def between(name: str, least: float, most: float) -> st.SearchStrategy[str]:

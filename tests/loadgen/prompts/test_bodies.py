@@ -141,7 +141,8 @@ def test_every_schedule_says_how_much_of_a_prompt_is_shared(streams: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("input_tokens", "hit", "shared"), [(5600, 0.99995, 5592), (10, 0.95, 2), (8, 0.99, 7), (1, 0.9, 0)]
+    ("input_tokens", "hit", "shared"),
+    [(5600, 0.99995, 5592), (10, 0.95, 2), (8, 0.99, 7), (1, 0.9, 0), (9, 0.0, 0)],
 )
 def test_no_prompt_is_shared_whole(input_tokens: int, hit: float, shared: int) -> None:
     words = [f"workload.input_tokens.mean={input_tokens}", f"workload.prefix_hit={hit}"]

@@ -10,7 +10,7 @@ from analysis.results import studies, summary
 from analysis.results.experiment_facts import describe
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
-from analysis.results.verdicts import RunVerdict, StudyVerdict
+from analysis.results.verdicts import PlacingPrediction, RunVerdict, StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from loadgen.cli import engine_model, measuring
@@ -18,6 +18,7 @@ from loadgen.drive.load_feed import Past
 from loadgen.run.jobs import Job, OfferLoad
 from loadgen.run.run_folder import Folder, RunFolder, created
 from loadgen.search import pacing
+from loadgen.search.window_plan import Start
 from loadgen.studies import calibration_probes, study
 from tests.support.runs.verdict_trees import screen_of_folder as concluded
 from tests.support.runs.verdict_trees import text_of
@@ -223,31 +224,30 @@ def test_windows_that_are_granted_beyond_the_budget_are_part_of_the_plan() -> No
     assert pacing.compared_s(load(["search=standard", "search.confirm_s=100"])) == 900 + 100 + 900
 
 
-def test_a_sweep_without_a_predicted_capacity_ramps_and_says_so() -> None:
+def begin(*words: str) -> tuple[Start, PlacingPrediction | None, str]:
+    """The start of a sweep, and the line that says it."""
     lines: list[str] = []
-    experiment = load(["search=quick", "slo.tpot_p90_ms=1"])
-    start, predicted = engine_model.start(experiment, "sweep", lambda _, **facts: lines.append(facts["text"]))
+    emit = lambda _, **facts: lines.append(facts["text"])  # noqa: E731
+    return *engine_model.start(load(["search=quick", *words]), "sweep", emit), lines[0]
+
+
+def test_a_sweep_without_a_predicted_capacity_ramps_and_says_so() -> None:
+    start, predicted, line = begin("slo.tpot_p90_ms=1")
     assert (start.prediction_qps, predicted) == (None, None)
-    assert "no prediction, the search begins with a ramp: no rate keeps p90 TPOT <= 1 ms: " in lines[0]
+    assert "no prediction, the search begins with a ramp: no rate keeps p90 TPOT <= 1 ms: " in line
 
 
 def test_a_sweep_of_sessions_begins_where_they_are_predicted() -> None:
-    lines: list[str] = []
-    experiment = load(
-        ["search=quick", "workload=chat_sessions", "routing=client_side", "workload.sessions=20"]
-    )
-    start, predicted = engine_model.start(experiment, "sweep", lambda _, **facts: lines.append(facts["text"]))
+    start, predicted, line = begin("workload=chat_sessions", "routing=client_side", "workload.sessions=20")
     assert predicted is not None and start.prediction_qps == predicted.qps_per_node.value
-    assert 20 < start.prediction_qps < 50 and "the engine model predicts" in lines[0]
+    assert 20 < start.prediction_qps < 50 and "the engine model predicts" in line
     assert start.first_below == 0.15, "an overload would cost what is cached"
 
 
 def test_a_sweep_that_expects_a_capacity_begins_there_and_says_so() -> None:
-    lines: list[str] = []
-    experiment = load(["search=quick", "search.expected_qps=5"])
-    start, predicted = engine_model.start(experiment, "sweep", lambda _, **facts: lines.append(facts["text"]))
+    start, predicted, line = begin("search.expected_qps=5")
     assert (start.prediction_qps, start.first_below, predicted) == (5.0, 0.05, None)
-    assert lines[0].startswith("5 QPS per node is expected (search.expected_qps)")
+    assert line.startswith("5 QPS per node is expected (search.expected_qps)")
 
 
 class ProbeSite(Site):

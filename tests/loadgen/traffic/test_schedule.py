@@ -16,12 +16,10 @@ from conf.specs.experiment import Arrivals, Lengths, Workload
 from loadgen.traffic.schedule import (
     NS,
     PHASES,
-    UNIQUE_TOKENS,
     ArrivalSchedule,
     Ints,
     draw_lengths,
     longest_tokens,
-    shared_with_all,
 )
 from loadgen.traffic.trace import Trace
 from loadgen.traffic.traffic import OpenArrivals, Profile, Traffic, bench_arrivals_s
@@ -312,13 +310,3 @@ def test_the_warm_up_stands_outside_the_windows() -> None:
 @pytest.mark.parametrize("question", GIVEN)
 def test_arrivals_are_those_of_the_tool(question: tuple[int, float, int, float]) -> None:
     np.testing.assert_allclose(bench_arrivals_s(*question), GIVEN[question], rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "prefix_hit", "shared"),
-    [(1000, 0.5, 500), (1000, 0.0, 0), (1000, 1.0, 1000 - UNIQUE_TOKENS), (100, 0.99, 92), (5, 1.0, 4)],
-)
-def test_what_all_prompts_share_leaves_room_for_what_names_a_request(
-    prompt: int, prefix_hit: float, shared: int
-) -> None:
-    assert shared_with_all(np.array([prompt]), prefix_hit).tolist() == [shared]

@@ -36,6 +36,14 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, _see
     return Simulated(due_s, due_s + 0.1, last_s, np.zeros(len(due_s)), work)
 
 
+def queueing(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed: int) -> Simulated:
+    """`simulate` of a node that ends six requests a second at most, fewer where it is slower."""
+    served = simulate(experiment, arrivals, nodes, seed)
+    turn_s = np.arange(1, len(served.first_s) + 1) * slowness(experiment) / 6.0
+    wait_s = np.maximum(turn_s - arrivals.due_ns / NS, 0.0)
+    return served._replace(first_s=served.first_s + wait_s, last_s=served.last_s + wait_s)
+
+
 MODEL = EngineModel(
     simulate,
     lambda experiment: NodePeaks(1, 8e6, 2e16, 4e10, 3e6, lambda work: {"all": work["busy_s"] / 30}),
