@@ -24,7 +24,6 @@ from analysis.results.runs import RunError
 from analysis.rows import metrics, parquet, records
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.run_folder import checksums
-from tests.benchmarks import parquet as benchmark
 from tests.support.runs.golden import GOLDEN
 
 SCHEMAS = {
@@ -134,27 +133,6 @@ EVERYWHERE = {"PLAIN", "RLE", "RLE_DICTIONARY", "DELTA_BINARY_PACKED"}
 each read such a file whole. DELTA_BINARY_PACKED was tried for 64 bits only."""
 
 
-@pytest.mark.slow
-def test_the_request_table_has_encodings_that_every_reader_knows(tmp_path: Path) -> None:
-    rows = benchmark.requests(0, 40_000, 40_000, with_gaps=True)
-    records.write(metrics.with_latencies(rows), tmp_path / "rows.parquet")
-    used = encodings(tmp_path / "rows.parquet")
-    assert set().union(*used.values()) <= EVERYWHERE
-    for name in ("due_ns", "scheduled_at", "send_offset_ns", "last_token_offset_ns", "engine_first_token_ns"):
-        assert "DELTA_BINARY_PACKED" in used[name], name
-    for name in ("phase", "status", "replica_id", "error"):
-        assert "RLE_DICTIONARY" in used[name], name
-    assert not {name for name, by in used.items() if "RLE_DICTIONARY" in by and told_number(name)}
-    whole = pq.read_metadata(tmp_path / "rows.parquet")
-    assert [whole.row_group(i).num_rows for i in range(whole.num_row_groups)] == [32_768, 40_000 - 32_768]
-    assert 340 < (tmp_path / "rows.parquet").stat().st_size / 40_000 < 390, "0.36 kB per request"
-
-
-def told_number(path: str) -> bool:
-    kind = metrics.FILE.field(path.partition(".")[0]).type
-    return not pa.types.is_dictionary(kind) and not pa.types.is_string(kind)
-
-
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_every_file_has_encodings_that_every_reader_knows(name: str, tmp_path: Path) -> None:
     schema = SCHEMAS[name]
@@ -187,19 +165,6 @@ def test_derived_columns_are_the_metrics_and_unknown_is_null() -> None:
         column = written[f"{metric.name}_ms"]
         np.testing.assert_array_equal(column.to_numpy(), latency)
         assert column.null_count == np.isnan(latency).sum() and not pc.any(pc.is_nan(column)).as_py()
-
-
-def test_a_latency_that_does_not_apply_is_null_and_that_of_a_failure_infinite() -> None:
-    answer = {"status": "ok", "phase": "window", "first_token_offset_ns": 10**9, "output_tokens": 1}
-    rows = records.table(
-        [answer, answer | {"status": "missed"}, answer | {"phase": "retracted", "status": "missed"}]
-    )
-    result = metrics.with_latencies(rows).select(["ttft_ms", "tpot_ms", "send_lag_ms"]).to_pydict()
-    assert result == {
-        "ttft_ms": [1000.0, np.inf, None],
-        "tpot_ms": [None, None, None],
-        "send_lag_ms": [None, np.inf, None],
-    }
 
 
 def test_nothing_reads_the_derived_columns_back(tmp_path: Path) -> None:

@@ -158,18 +158,6 @@ def test_a_conclusion_of_odd_kinds_is_one_line(
     assert code == 0 or output.err.startswith("error: ") or verb == "plan"
 
 
-@battery
-@pytest.mark.parametrize("verb", ["show", "plan", "compare"])
-def test_a_table_of_other_columns_is_one_line(
-    run: Path, verb: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pa.parquet.write_table(pa.table({"index": ["a"], "kind": [1]}), unsealed(run) / "windows.parquet")
-    pa.parquet.write_table(pa.table({"seq": ["a"]}), run / "requests" / "part-000.parquet")
-    code, output = reading.main(READERS[verb](run)), capsys.readouterr()
-    assert (code, output.err.count("\n")) == (0, 0) if verb == "show" else code in (1, 2)
-    assert output.err.count("\n") <= 1
-
-
 STUDIES: dict[str, dict[str, Any]] = {
     "no kind": {"names": ["x"], "parts": [], "exit_code": None},
     "parts are numbers": {"names": ["x"], "parts": [5], "exit_code": 0, "study": "repeats"},

@@ -68,13 +68,6 @@ def test_what_follows_a_recovery_begins_with_a_transition() -> None:
     assert result.outcomes[4].plan.transition_s >= EXPERIMENT.search.transition_s
 
 
-def test_the_replicas_of_the_new_deployment_are_the_expected_ones() -> None:
-    faults = iter(["1 of 1 replicas gone, 1 new"])
-    drive = driver(Breaking(EXPERIMENT, 1e9), fault=lambda: next(faults, None), repair=lambda: frozenset("7"))
-    tree = to_tree(verdicts.sweep_verdict(EXPERIMENT, drive, sweep(drive), "wall"))
-    assert (tree["exit_code"], tree["reason"][:12]) == (summary.EXIT_VOID, "replica_lost")
-
-
 @pytest.mark.slow
 def test_a_service_that_stays_away_ends_the_sweep() -> None:
     events: list[str] = []

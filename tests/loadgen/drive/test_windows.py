@@ -164,27 +164,3 @@ def test_a_restored_ledger_counts_like_one_that_saw_it_all() -> None:
         )
     )
     assert again.rows(0, 1).equals(ledger.rows(0, 1))
-
-
-def test_the_plan_knows_how_many_were_due() -> None:
-    ledger = Ledger()
-    bounds = {"transition": (0, NS), "window": (NS, 5 * NS)}
-    schedule = TRAFFIC.draw(20.0, bounds, window_index=3, first_seq=0, seed=1)
-    ledger.plan(schedule)
-    ledger.plan(planned(4, 1000))
-    assert ledger.planned(3, NS, 5 * NS) == int((schedule.due_ns >= NS).sum())
-    assert ledger.planned(4, 0, 9 * NS) is None, "a closed loop's due times are not known beforehand"
-    assert ledger.planned(5, 0, NS) is None
-
-
-def test_rows_are_joined_once_until_something_changes() -> None:
-    ledger = Ledger()
-    ledger.take(seen(rows("ok", (0, 0)), rows("pending", (0, 1))))
-    before = ledger.rows(0)
-    assert ledger.rows(0) is before
-    ledger.restore(rows("ok", (0, 2)))
-    assert told(ledger, 0) == {0: "ok", 2: "ok", 1: "pending"}
-    ledger.take(seen(rows("ok"), rows("pending")))
-    assert told(ledger, 0) == {0: "ok", 2: "ok"}
-    ledger.replace(rows("ok"))
-    assert told(ledger, 0) == {}

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from analysis import load_run
@@ -15,7 +14,7 @@ from analysis.results.experiment_facts import describe
 from analysis.results.json_border import to_tree
 from analysis.results.runs import Run
 from analysis.results.verdicts import RunVerdict
-from analysis.rows import metrics, records, shards
+from analysis.rows import records, shards
 from conf import load
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.run_folder import BusyError, RunFolder
@@ -78,17 +77,6 @@ def test_what_the_driver_was_told_stands_where_the_shard_is_out_of_reach(folder:
     assert states(saved) == expected and collected.equals(saved.drop_columns("itl_us"))
     assert saved["itl_us"].to_pylist() == [[1, 2], [1, 2], None, None, None, None]
     assert files(folder) == WHOLE
-
-
-def test_collected_requests_have_their_latencies_beside_them(folder: RunFolder) -> None:
-    planned(folder, *range(3))
-    answer = {"first_token_offset_ns": 250_000_000, "phase": "window"}
-    folder.tell(rows(records.PROGRESS, "ok", 0, **answer))
-    folder.tell(rows(records.PROGRESS, "timeout", 1, **answer))
-    folder.collect()
-    written = pq.read_table(folder.path / "requests" / "part-000.parquet")
-    assert written.schema.equals(metrics.FILE) and written.schema.metadata == metrics.FILE.metadata
-    assert written["ttft_ms"].to_pylist() == [250.0, np.inf, np.inf]
 
 
 def test_every_session_tells_in_a_shard_of_its_own(folder: RunFolder) -> None:
