@@ -37,9 +37,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def drawn_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without their figures, which take seconds."""
-    from analysis.report import blocks
-
-    monkeypatch.setattr(blocks, "figure_sections", lambda _: [])
+    monkeypatch.setattr("analysis.figures.EXHIBITS", ())
 
 
 def edited(run: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
