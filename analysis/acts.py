@@ -61,7 +61,10 @@ def _done(verb: str, arguments: argparse.Namespace) -> int:
 
     Raises what the verb raises, and AlteredError for a folder that holds what no run wrote.
     """
-    places = [place for place in _places(arguments) if place.is_dir()]
+    words = [getattr(arguments, "run", None), *getattr(arguments, "runs", ())]
+    if not any(words):
+        words = [word for word in arguments.words if "=" not in word]
+    places = [place for word in words if word and (place := locations.local(word)).is_dir()]
     altered = [line for place in places for line in locations.altered(place)]
     data_only = verb == "export" or getattr(arguments, "json", False)
     for line in altered:
@@ -79,14 +82,6 @@ def _done(verb: str, arguments: argparse.Namespace) -> int:
         what = f"{type(error).__name__}: {reason(error)}"
         raise locations.AlteredError(f"{named} holds what no run wrote ({what})") from error
     return EXIT_INTERNAL if altered else code
-
-
-def _places(arguments: argparse.Namespace) -> list[Path]:
-    """The folders of runs and studies that the words name."""
-    given = [getattr(arguments, "run", None), *getattr(arguments, "runs", ())]
-    if not any(given):
-        given = [word for word in arguments.words if "=" not in word]
-    return [locations.local(place) for place in given if place]
 
 
 def show(arguments: argparse.Namespace) -> int:

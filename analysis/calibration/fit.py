@@ -26,6 +26,7 @@ from conf.specs.experiment import Constant, SimulatedEngine
 NS = 1e9
 FAILED_MOST = 0.01
 LEAST_REQUESTS = 5
+TOKENS = ("requested_input_tokens", "requested_output_tokens", "shared_tokens")
 MEDIAN, P90 = 1.25, 1.71
 """Standard errors of a normal sample's quantiles over that of its mean."""
 
@@ -111,7 +112,8 @@ def observe(path: Path, load_experiment: Callable[[Path], Experiment]) -> Observ
         )
     rows, counted = rows.filter(pa.array(answered)), in_window[answered]
     _refuse_whole(path, rows)
-    load = _load(rows, experiment.concurrency or 0)
+    tokens = (np.nan_to_num(metrics.numbers(rows, name)).astype(np.int64) for name in TOKENS)
+    load = RecordedLoad(experiment.concurrency or 0, metrics.numbers(rows, "due_ns") / NS, *tokens)
     served = Served(load.due_s, load.due_s + metrics.ttft(rows) / 1e3, load.due_s + metrics.e2e(rows) / 1e3)
     figures = _compared(served, load, counted)
     measured, noise = zip(*figures.values(), strict=True)
@@ -129,14 +131,6 @@ def _refuse_whole(path: Path, rows: pa.Table) -> None:
             f"{path}: {whole} of {rows.num_rows} answers came in one piece, so that they have no time per "
             "token; serve without buffering and measure it again"
         )
-
-
-def _load(rows: pa.Table, concurrency: int) -> RecordedLoad:
-    tokens = {
-        name: np.nan_to_num(metrics.numbers(rows, name)).astype(np.int64)
-        for name in ("requested_input_tokens", "requested_output_tokens", "shared_tokens")
-    }
-    return RecordedLoad(concurrency, metrics.numbers(rows, "due_ns") / NS, *tokens.values())
 
 
 def _compared(served: Served, load: RecordedLoad, counted: Any) -> dict[str, tuple[float, float]]:

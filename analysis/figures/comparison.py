@@ -123,22 +123,19 @@ def capacity_rows(subject: StudyOrRuns) -> list[CapacityRow]:
 
     The ratio of a comparison is the study's, that of two runs the one of their intervals by sampling noise.
     """
-    if not isinstance(subject, StudyVerdict):
-        first, *others = (run_capacity(run, name) for run, name in zip(subject, _names(subject), strict=True))
-        rows = [first, *(_beside(first, other) for other in others)]
-    else:
+    if isinstance(subject, StudyVerdict):
         rows = [_from_part(part) for part in subject.cells or subject.parts]
         if subject.valid and subject.ratio:
             rows[1] = replace(rows[1], ratio=CellRatio(subject.ratio.estimate, PAIRED))
+    else:
+        rows = [run_capacity(run, name) for run, name in zip(subject, _names(subject), strict=True)]
+        for place, row in enumerate(rows):
+            if place and rows[0].sampling and row.sampling:
+                ratio = paired_ratio.unpaired(rows[0].sampling, row.sampling)
+                rows[place] = replace(row, ratio=CellRatio(ratio, UNPAIRED))
     if not any(part.claim for part in rows):
         raise NoData("no part has a capacity")
     return rows
-
-
-def _beside(first: CapacityRow, part: CapacityRow) -> CapacityRow:
-    if not (first.sampling and part.sampling):
-        return part
-    return replace(part, ratio=CellRatio(paired_ratio.unpaired(first.sampling, part.sampling), UNPAIRED))
 
 
 def pooled_rows(subject: StudyOrRuns) -> list[CapacityRow]:

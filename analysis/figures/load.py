@@ -46,7 +46,14 @@ class Search(Exhibit):
         ax.set_ylim(*self.answer.rates_around(row["rate_qps_per_node"] for row in self.rows))
         _draw_beliefs(ax, self.beliefs, end + 0.06 * (end - start))
         for row in self.rows:
-            _draw_window(ax, row)
+            # As long as the window, with its outcome's mark; a step of the ramp, which only looks, is faint.
+            kind, ended, rate = row["kind"], row["outcome"], row["rate_qps_per_node"]
+            first, last = row["window_start_s"] / 60, row["window_end_s"] / 60
+            look: Look = {"alpha": 0.4 if kind == "ramp" else 1.0}
+            color = canvas.PALE if ended == VOID else canvas.BLUE
+            ax.hlines(rate, first, last, color=color, linewidth=2.2, **look)
+            name = f"{WORDS[ended]}{NAMES[kind]}"
+            ax.plot([(first + last) / 2], [rate], **mark(ended, SHAPES[kind]), **look, label=name)
         _draw_answer(ax, self.answer, end + 0.09 * (end - start))
 
     def alt(self) -> str:
@@ -74,16 +81,6 @@ def _window_row(line: Mapping[str, Any], outcome: str, posterior: Mapping[str, A
         "open": bool(posterior.get("open_above") or posterior.get("open_below")),
         "reason": line["reason"],
     }
-
-
-def _draw_window(ax: Axes, row: Row) -> None:
-    """A bar as long as the window with its outcome's mark; a step of the ramp, which only looks, is faint."""
-    kind, ended, rate = row["kind"], row["outcome"], row["rate_qps_per_node"]
-    start, end = row["window_start_s"] / 60, row["window_end_s"] / 60
-    look: Look = {"alpha": 0.4 if kind == "ramp" else 1.0}
-    ax.hlines(rate, start, end, color=canvas.PALE if ended == VOID else canvas.BLUE, linewidth=2.2, **look)
-    name = f"{WORDS[ended]}{NAMES[kind]}"
-    ax.plot([(start + end) / 2], [rate], **mark(ended, SHAPES[kind]), **look, label=name)
 
 
 def _draw_beliefs(ax: Axes, beliefs: Sequence[Row], last_min: float) -> None:
@@ -127,7 +124,14 @@ class ClientLag(Exhibit):
     """
 
     def __init__(self, data: RunData) -> None:
-        self.windows, self.gate_ms = data.windows, _gate_ms(data)
+        self.windows, verdict = data.windows, data.run.verdict
+        # The run's own gate, or one computed anew if the run wrote none.
+        bounds = [check.bound for check in (verdict and verdict.checks) or () if check.name == "send_lag_p99"]
+        gate_ms = bounds[0] if bounds else None
+        gate_ms = lag_gate_ms(self.windows[0].rows, data.run.config.slo) if gate_ms is None else gate_ms
+        if gate_ms is None:
+            raise NoData("no bound of the send lag is known")
+        self.gate_ms = float(gate_ms)
         self.rows = [_lag_row(window, self.gate_ms) for window in self.windows]
         self.worst = max(self.windows, key=lambda window: quantile(window.lag_ms, 0.99) or 0.0)
         """The window with the largest p99 send lag."""
@@ -137,18 +141,6 @@ class ClientLag(Exhibit):
         _draw_curve(ax, "all windows", np.concatenate([w.lag_ms for w in self.windows]), canvas.STYLES[0])
         _draw_curve(ax, f"worst window ({qps(worst.rate)} QPS per node)", worst.lag_ms, canvas.STYLES[1])
         _draw_gate(ax, self.gate_ms)
-
-
-def _gate_ms(data: RunData) -> float:
-    """The gate of the run's own check, or computed anew if the run wrote none."""
-    checks = data.run.verdict.checks if data.run.verdict else None
-    for check in checks or ():
-        if check.name == "send_lag_p99" and check.bound is not None:
-            return float(check.bound)
-    bound = lag_gate_ms(data.windows[0].rows, data.run.config.slo)
-    if bound is None:
-        raise NoData("no bound of the send lag is known")
-    return bound
 
 
 def _lag_row(window: WindowRows, gate_ms: float) -> Row:

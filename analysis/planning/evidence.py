@@ -160,7 +160,10 @@ def capacities(source: Source) -> list[Evidence]:
     if isinstance(source, Path | str):
         return _in_folder(locations.local(source))
     if isinstance(source, Mapping):
-        return capacities(from_tree(_kind(source), source, "the verdict"))
+        kind: type[Measured | Predicted | GridVerdict] = GridVerdict if "cells" in source else RunVerdict
+        kind = PredictionVerdict if source.get("clock") == "virtual" else kind
+        kind = GridCell if "answer" in source else StudyVerdict if "study" in source else kind
+        return capacities(from_tree(kind, source, "the verdict"))
     if isinstance(source, Evidence):
         return [source]
     if isinstance(source, Run):
@@ -170,17 +173,6 @@ def capacities(source: Source) -> list[Evidence]:
         _refuse_without_first("the grid", source.cells, good)
         return [of_predicted(cell) for cell in good]
     return [of_measured(source) if isinstance(source, Measured) else of_predicted(source)]
-
-
-def _kind(tree: Tree) -> type[Measured | Predicted | GridVerdict]:
-    """The verdict that a tree holds."""
-    if "answer" in tree:
-        return GridCell
-    if "study" in tree:
-        return StudyVerdict
-    if tree.get("clock") == "virtual":
-        return PredictionVerdict
-    return GridVerdict if "cells" in tree else RunVerdict
 
 
 def _in_folder(path: Path) -> list[Evidence]:

@@ -158,18 +158,13 @@ def _monotone(function: Callable[[float], int], values: Floats) -> Ints:
     return results
 
 
-def best_probability(nodes: Ints) -> Floats:
-    """The probability of each shape (a row) that it is the best; a draw in which several need equally few
-    counts for each of them in equal parts, so that the sum is 1.
+def best_probability(nodes: Ints) -> tuple[Floats, float]:
+    """The probability of each shape (a row) that it is the best, and that of a tie.
+
+    A draw in which several need equally few counts for each of them in equal parts, so that the sum is 1.
     """
     least = nodes == nodes.min(axis=0)
-    shares: Floats = (least / least.sum(axis=0)).mean(axis=1)
-    return shares
-
-
-def tie_probability(nodes: Ints) -> float:
-    """The share of draws in which two shapes or more need the fewest nodes."""
-    return float(((nodes == nodes.min(axis=0)).sum(axis=0) > 1).mean())
+    return (least / least.sum(axis=0)).mean(axis=1), float((least.sum(axis=0) > 1).mean())
 
 
 def told_apart(nodes: Ints, one: int, other: int) -> bool:
@@ -242,7 +237,7 @@ def ranked(
     ln_qps = np.array([candidate.ln_qps for candidate in kept])
     # Every shape was watched on as many nodes as the others, and E(n) = 1 for all.
     nodes = nodes_of(peak_qps, plans[0].service, care, np.exp(ln_qps))
-    best = best_probability(nodes)
+    best, tie = best_probability(nodes)
     order = places(
         [planned.nodes for planned in plans], [planned.planned_on.qps_per_node.value for planned in plans]
     )
@@ -264,7 +259,7 @@ def ranked(
         hit=hit,
         shapes=tuple(shapes),
         unranked=(*unranked, *beyond),
-        tie_probability=tie_probability(nodes),
+        tie_probability=tie,
         sd_nodes=float(nodes[first].std()),
     )
 
