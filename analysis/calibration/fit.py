@@ -198,6 +198,19 @@ class FittedConstants:
             fitted[path] = Constant(value, before.unit, f"calibrated on {self.evidence}", low, high)
         return fitted
 
+    def lines(self) -> list[str]:
+        """Every constant with its interval, and what the data say of it."""
+        lines, fit = [], self.fit
+        for (path, it), learnt, held in zip(self.constants().items(), fit.learnt, fit.held, strict=True):
+            note = f"{100 * learnt:.0f} % of the prior's variance gone"
+            if held:
+                note = f"NOT IDENTIFIED, the prior's ({note})"
+            elif learnt < LEARNT:
+                note += "; known with others alone, in their sum"
+            figures = f"{it.value:.4g} {it.unit}, 95 % interval [{it.low:.4g}, {it.high:.4g}]"
+            lines.append(f"  {path} {figures}; {note}")
+        return lines
+
     def written(self, text: str, out: Path | None) -> str:
         """The text of the fit; the file that `engine.constants=FILE` reads is written to `out` if given."""
         if out is None:
@@ -287,10 +300,7 @@ def fit_text(
             f"  WARNING: an rms above {100 * POOR:.0f} % says that another engine ran; check the model, the "
             "layout and the engine.* words"
         )
-    for (path, constant), learnt, held in zip(known.constants().items(), fit.learnt, fit.held, strict=True):
-        note = f"{100 * learnt:.0f} % of the prior's variance gone"
-        note = f"NOT IDENTIFIED, the prior's ({note})" if held else note
-        lines.append(constant_line(path, constant, note))
+    lines += known.lines()
     for run, predicted in predictions:
         lines.append(f"  {run.name}{'' if run in fitted else ', not fitted'}:")
         for name, was, will in zip(run.figures, np.exp(run.measured), np.exp(predicted), strict=True):
@@ -298,12 +308,6 @@ def fit_text(
             apart = f"{100 * (will / was - 1):+.1f} %"
             lines.append(f"    {name} measured {was:.4g}{unit}, model {will:.4g}{unit} ({apart})")
     return "\n".join(lines)
-
-
-def constant_line(path: str, constant: Constant, note: str) -> str:
-    """A constant with its interval, and what is said of it."""
-    ends = f"[{constant.low:.4g}, {constant.high:.4g}]"
-    return f"  {path} {constant.value:.4g} {constant.unit}, 95 % interval {ends}; {note}"
 
 
 MACHINE = ("engine", "model", "hardware", "layout")

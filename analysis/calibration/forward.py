@@ -16,14 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.calibration.fit import (
-    LEARNT,
-    FittedConstants,
-    constant_line,
-    machine_at,
-    prior_of,
-    refuse_words,
-)
+from analysis.calibration.fit import FittedConstants, machine_at, prior_of, refuse_words
 from analysis.results.runs import RunError, refuse_out
 from analysis.stats.map_fit import Floats, ParameterFit, fit
 from conf import Experiment, load
@@ -184,10 +177,7 @@ def text(constants: FittedConstants, cases: Sequence[Case], held_out: float) -> 
         f"{len(cases)} batches of {machine}: rms {100 * constants.fit.rms:.1f} %, batches left out "
         f"{100 * held_out:.1f} %; logits, sampling and host are not in them"
     ]
-    for (path, constant), share in zip(constants.constants().items(), constants.fit.learnt, strict=True):
-        note = f"{100 * share:.0f} % of the prior's variance gone"
-        note += "; known with others alone, in their sum" if share < LEARNT else ""
-        lines.append(constant_line(path, constant, note))
+    lines += constants.lines()
     for case, off in zip(cases, constants.fit.residuals, strict=True):
         by_model = f"model {1e3 * case.seconds * math.exp(off):.4g} ms ({100 * math.expm1(off):+.1f} %)"
         lines.append(f"    {case.name[:60]} measured {1e3 * case.seconds:.4g} ms, {by_model}")

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from analysis.live.state import Belief, DoneWindow, LiveState, WindowSoFar
 from analysis.rows import failures
+from analysis.stats.estimate import fixed
 from conf.io.one_line import printable
 from conf.specs.bounds import LIMITS, PER_REQUEST, label, metric_of
 
@@ -67,23 +68,16 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def figure(value: float | None, digits: int = 0) -> str:
-    """A figure for a person; unknown is said, failures are infinite."""
-    if value is None or value != value:
-        return "unknown"
-    return "inf" if value in (float("inf"), -float("inf")) else f"{value:.{digits}f}"
-
-
 def window_line(done: DoneWindow) -> str:
     """A window that is over, as one sentence; figures with answers still out are those so far."""
     latencies = ", ".join(
-        f"{_words(limit)}{_told(done, limit)} ({figure(over, 1)} % over)"
+        f"{_words(limit)}{_told(done, limit)} ({fixed(over, 1)} % over)"
         for limit, over in done.over_pct.items()
     )
     requests = f"{done.requests} requests, so far" if done.pending else f"{done.requests} requests,"
     return (
-        f"{done.kind} {done.index}: {figure(done.rate_qps_per_node, 3)} QPS per node, "
-        f"{requests} {latencies}, send lag p99 {figure(done.lag_p99_ms, 1)} ms: {done.judged}"
+        f"{done.kind} {done.index}: {fixed(done.rate_qps_per_node, 3)} QPS per node, "
+        f"{requests} {latencies}, send lag p99 {fixed(done.lag_p99_ms, 1)} ms: {done.judged}"
     )
 
 
@@ -92,7 +86,7 @@ def _told(done: DoneWindow, key: str) -> str:
     with suppress(ValueError):
         if metric_of(key.removesuffix("_ms")) not in PER_REQUEST:
             return ""
-    return f" {figure(done.latencies_p90_ms[key], 1)} ms" if key in done.latencies_p90_ms else ""
+    return f" {fixed(done.latencies_p90_ms[key], 1)} ms" if key in done.latencies_p90_ms else ""
 
 
 def _phase(state: LiveState, newest: WindowSoFar | None, width: int) -> Iterator[str]:
@@ -115,19 +109,19 @@ def _phase(state: LiveState, newest: WindowSoFar | None, width: int) -> Iterator
 def _running(now: WindowSoFar | None, width: int) -> Iterator[str]:
     if now is None:
         return
-    offered, achieved = figure(now.rate_qps_per_node, 2), figure(now.achieved_qps_per_node, 2)
-    flying, lag = figure(now.in_flight), figure(now.lag_p99_ms, 1)
+    offered, achieved = fixed(now.rate_qps_per_node, 2), fixed(now.achieved_qps_per_node, 2)
+    flying, lag = fixed(now.in_flight), fixed(now.lag_p99_ms, 1)
     yield ""
     yield from _wrapped(f"offered {offered}, achieved {achieved} QPS per node; {flying} in flight", width)
-    yield from _wrapped(f"send lag p99 {lag} ms, its gate {figure(now.lag_gate_ms)} ms", width)
-    out = figure(now.pending_pct)
+    yield from _wrapped(f"send lag p99 {lag} ms, its gate {fixed(now.lag_gate_ms)} ms", width)
+    out = fixed(now.pending_pct)
     failed = failures.line(now.failures, now.sent) or f"{now.failed} failed"
     counts = f"{now.sent} sent, {failed}, {out} % of answers still out"
     yield from _wrapped(f"window so far, provisional: {counts}", width)
     yield f"{INDENT}{'':<12} {'p50 ms':>9} {'p90 ms':>9} {'bound':>9} {'over':>9}"
     for key, latency in now.latencies.items():
-        over = f"{figure(latency.over_pct, 1)} %"
-        cells = figure(latency.p50_ms, 1), figure(latency.p90_ms, 1), figure(latency.bound_ms), over
+        over = f"{fixed(latency.over_pct, 1)} %"
+        cells = fixed(latency.p50_ms, 1), fixed(latency.p90_ms, 1), fixed(latency.bound_ms), over
         yield f"{INDENT}{_words(key):<12} {' '.join(cell.rjust(9) for cell in cells)}"
 
 
@@ -154,8 +148,8 @@ def _windows(windows: Sequence[DoneWindow], width: int) -> list[str]:
     for window in windows:
         p90s = window.latencies_p90_ms
         ttft, tpot = (next((p90s[key] for key in p90s if key.startswith(each)), None) for each in LIMITS)
-        latencies = f"{figure(ttft):>8} {figure(tpot, 1):>8}"
-        rate = figure(window.rate_qps_per_node, 3)
+        latencies = f"{fixed(ttft):>8} {fixed(tpot, 1):>8}"
+        rate = fixed(window.rate_qps_per_node, 3)
         figures = f"{rate:>8} {window.requests:>6} {latencies}"
         line = f"{window.index:>3} {window.kind[:8]:<8} {figures} {window.judged}"
         lines.append(line if len(line) <= width else f"{line[: width - 3].rsplit(' ', 1)[0]} ...")

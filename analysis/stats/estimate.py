@@ -107,6 +107,15 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
+def fixed(value: float | None, decimals: int = 0) -> str:
+    """A number with so many decimals; a word where it is unknown.
+
+    >>> fixed(12.34, 1), fixed(None), fixed(math.inf)
+    ('12.3', 'unknown', 'inf')
+    """
+    return UNKNOWN if value is None or math.isnan(value) else f"{value:.{decimals}f}"
+
+
 def span(estimate: Estimate | None) -> str:
     """A value with its interval, in as many digits as the width of the interval is worth.
 

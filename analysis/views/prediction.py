@@ -11,7 +11,7 @@ from analysis.results.predictions import (
     RateForecast,
     ReplayForecast,
 )
-from analysis.stats.estimate import UNKNOWN, Estimate, interval, middle, number, span
+from analysis.stats.estimate import UNKNOWN, Estimate, fixed, interval, middle, number, span
 from analysis.views import rates
 from analysis.views.shown import Fact, Table, table_lines
 from conf.specs.bounds import LIMITS, Limit, label, short
@@ -290,11 +290,11 @@ def _forecast_row(cell: GridCell) -> list[str] | None:
     hit = forecast.cached_share_of_input
     return [
         *first,
-        *(_decimals(forecast.limits_ms.get(limit), 0, NOT_APPLICABLE) for limit in LIMITS),
-        _decimals(hit and 100 * hit, 1),
-        _decimals(forecast.input_tokens_per_s_per_node, 0),
-        _decimals(forecast.output_tokens_per_s_per_node, 0),
-        _decimals(forecast.in_flight_per_node, 1),
+        *(NOT_APPLICABLE if ms is None else fixed(ms) for ms in map(forecast.limits_ms.get, LIMITS)),
+        fixed(hit and 100 * hit, 1),
+        fixed(forecast.input_tokens_per_s_per_node),
+        fixed(forecast.output_tokens_per_s_per_node),
+        fixed(forecast.in_flight_per_node, 1),
         span(cell.ratio) if cell.ratio else "",
     ]
 
@@ -314,10 +314,6 @@ def _over(missed: Sequence[Limit]) -> str:
 
 def _figure(figure: Estimate | None) -> str:
     return span(figure) if figure else NOT_APPLICABLE
-
-
-def _decimals(value: float | None, digits: int, otherwise: str = UNKNOWN) -> str:
-    return otherwise if value is None else f"{value:.{digits}f}"
 
 
 def _percent(share: float | None) -> str:

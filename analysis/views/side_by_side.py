@@ -22,7 +22,7 @@ from analysis.results.runs import Run, RunError
 from analysis.rows import metrics, records
 from analysis.rows.metrics import Floats
 from analysis.stats.dispersion import quantile_interval
-from analysis.stats.estimate import span
+from analysis.stats.estimate import fixed, span
 from analysis.stats.quantiles import quantile
 from analysis.views import answers
 from analysis.views.rates import unknown_interval
@@ -83,8 +83,8 @@ def foreign_answer(foreign: Foreign, bounds_ms: Mapping[str, float] | None = Non
     rows = []
     for name, values in latencies.items():
         own = foreign.own.get(name)
-        theirs = " / ".join(map(_latency, own)) if own else "not reported"
-        rows.append((TITLES[name], *(_latency(quantile(values, q)) for q in QUANTILES), theirs))
+        theirs = " / ".join(fixed(ms, 1) for ms in own) if own else "not reported"
+        rows.append((TITLES[name], *(fixed(quantile(values, q), 1) for q in QUANTILES), theirs))
     facts = list(_offered(foreign))
     for limit, bound_ms in (bounds_ms or {}).items():
         name = limit if limit in latencies else f"{limit}_from_send"
@@ -133,10 +133,6 @@ def _judged(values: Floats, bound_ms: float, seconds: float) -> str:
     low, high = interval.ends
     verdict = "KEPT" if high <= bound_ms else "MISSED" if low > bound_ms else "UNDECIDED"
     return f"{p90:.1f} ms [{low:.1f}, {high:.1f}] (95 %) against {bound_ms:g} ms: {verdict}"
-
-
-def _latency(ms: float | None) -> str:
-    return "unknown" if ms is None else f"{ms:.1f}"
 
 
 def answer(paths: Sequence[Path]) -> Answer:
@@ -215,7 +211,7 @@ def _common_rates(a: ComparedResult, b: ComparedResult) -> list[Table]:
     for i, j in pairs:
         rates = (f"{line['rate_qps_per_node']:.3f}" for line in (ours[i], theirs[j]))
         p90s = (line[column(limit)] for limit in LIMITS for line in (ours[i], theirs[j]))
-        rows.append((*rates, *map(_latency, p90s)))
+        rows.append((*rates, *(fixed(ms, 1) for ms in p90s)))
     alone = f"{a.letter} {len(ours) - len(pairs)}, {b.letter} {len(theirs) - len(pairs)}"
     rule = f"nearest with nearest, at most {100 * NEAR:.0f} % apart; windows without a partner: {alone}"
     return [Table(f"p90 at rates of both {a.letter} and {b.letter}", tuple(names), tuple(rows), note=rule)]
@@ -258,6 +254,5 @@ def _valid_lines(run: Run) -> list[WindowRow]:
 
 
 def _load(name: str, rate_qps: float | None, count: int, ttft_ms: Floats, tpot_ms: Floats) -> tuple[str, ...]:
-    rate = "unknown" if rate_qps is None else f"{rate_qps:.2f}"
-    latencies = (" / ".join(_latency(quantile(v, q)) for q in QUANTILES) for v in (ttft_ms, tpot_ms))
-    return name, rate, str(count), *latencies
+    latencies = (" / ".join(fixed(quantile(v, q), 1) for q in QUANTILES) for v in (ttft_ms, tpot_ms))
+    return name, fixed(rate_qps, 2), str(count), *latencies
