@@ -1,7 +1,7 @@
 """Power and energy of a run: joins the power of its nodes with its requests. Unknown is None, never 0."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -89,7 +89,7 @@ def figures(
     # A node that was replaced, or that came later, counts where it was asked.
     every = by_node(samples)
     nodes = [node for node in every if any(node.was_asked(*_span(row)) for row in measured)] or every
-    described = tuple(_described(node) for node in nodes)
+    described = tuple(map(_described, nodes))
     if silent := [node for node in nodes if node.silent]:
         who = f"{len(silent)} of {len(nodes)} node(s) told no power ({silent[0].name})"
         unknown = f"{who}: {silent[0].silent}"
@@ -105,14 +105,8 @@ def figures(
         return PowerFigures(why, nodes=described, windows=windows)
     span = next(_span(row) for row in measured if row["index"] == at)
     there = [node for node in nodes if node.was_asked(*span)]
-    named = tuple(
-        replace(
-            _described(node), gpu_watts=node.gpus_mean(*span).watts, meter_watts=node.meter_mean(*span).watts
-        )
-        for node in there
-    )
-    of = WHOLE if whole else ALONE
-    return PowerFigures("", of, _idle_watts(there, whole), at, named, windows)
+    described = tuple(_described(node, span) for node in there)
+    return PowerFigures("", WHOLE if whole else ALONE, _idle_watts(there, whole), at, described, windows)
 
 
 def _span(row: WindowRow) -> tuple[int, int]:
@@ -125,12 +119,12 @@ def _idle_watts(nodes: Sequence[NodeSamples], whole: bool) -> float | None:
     return None if None in resting else sum(filter(None, resting)) / len(nodes)
 
 
-def _described(node: NodeSamples) -> NodeFigures:
+def _described(node: NodeSamples, span: tuple[int, int] | None = None) -> NodeFigures:
+    """A node, with its watts in a span where one is quoted."""
     idle_gpus, idle_meter = node.idle_watts()
+    gpus, meter = (node.gpus_mean(*span).watts, node.meter_mean(*span).watts) if span else (None, None)
     source = ", ".join(node.sources)
-    return NodeFigures(
-        node.name, node.told, node.gpus, source, idle_gpu_watts=idle_gpus, idle_meter_watts=idle_meter
-    )
+    return NodeFigures(node.name, node.told, node.gpus, source, idle_gpus, gpus, idle_meter, meter)
 
 
 def _window(row: WindowRow, nodes: Sequence[NodeSamples], requests: pa.Table, whole: bool) -> WindowEnergy:
@@ -139,21 +133,17 @@ def _window(row: WindowRow, nodes: Sequence[NodeSamples], requests: pa.Table, wh
     means = [node.meter_mean(*span) if whole else node.gpus_mean(*span) for node in there]
     watts_of = [mean.watts for mean in means if mean.watts is not None]
     coverage = min((mean.coverage for mean in means), default=0.0) if len(there) >= row["nodes"] else 0.0
-    energy = WindowEnergy(row["index"], row["rate_qps_per_node"], coverage)
+    offered = row["index"], row["rate_qps_per_node"], coverage
     if len(watts_of) < max(len(there), row["nodes"]):
-        return energy
+        return WindowEnergy(*offered)
     joules = sum(watts_of) * (span[1] - span[0]) / 1e9
     rows = in_window(requests, window_table.window(dict(row)))
     rows = rows.filter(pa.array(metrics.status_in(rows, "ok")))
     watts, idle_watts = sum(watts_of) / len(there), _idle_watts(there, whole)
-    return replace(
-        energy,
-        watts_per_node=watts,
-        wh_per_request=joules / J_PER_WH / rows.num_rows if rows.num_rows else None,
-        kwh_per_1m_input_tokens=_kwh_per_1m(joules, rows, "prompt_tokens"),
-        kwh_per_1m_output_tokens=_kwh_per_1m(joules, rows, "output_tokens"),
-        idle_share=None if idle_watts is None else idle_watts / watts,
-    )
+    each = joules / J_PER_WH / rows.num_rows if rows.num_rows else None
+    of_input, of_output = (_kwh_per_1m(joules, rows, f"{kind}_tokens") for kind in ("prompt", "output"))
+    idle_share = None if idle_watts is None else idle_watts / watts
+    return WindowEnergy(*offered, watts, each, of_input, of_output, idle_share)
 
 
 def _kwh_per_1m(joules: float, answered: pa.Table, column: str) -> float | None:

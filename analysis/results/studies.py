@@ -136,8 +136,8 @@ def _capacity(parts: Parts, qps: Estimate, interval: str, replicas_per_node: flo
     """
     # Student's t knows no sign: few repeats that differ much have no lower end.
     low, certified = (end if end and end > 0 else None for end in (qps.low, qps.certified))
-    figures = Estimate(qps.value, low, qps.high, certified)
-    binding, probability = _likeliest(_capacities(parts))
+    figures, capacities = Estimate(qps.value, low, qps.high, certified), _capacities(parts)
+    binding, probability = _likeliest(capacities)
     together = CapacityFigures(
         qps_per_node=figures,
         qps_per_replica=None if replicas_per_node is None else figures.per(replicas_per_node),
@@ -145,10 +145,7 @@ def _capacity(parts: Parts, qps: Estimate, interval: str, replicas_per_node: flo
         binding=binding,
         binding_probability=probability,
     )
-    capacities = _capacities(parts)
-    return together.joined_like(
-        next((capacity for capacity in capacities if capacity.constants), capacities[0])
-    )
+    return together.joined_like(next((each for each in capacities if each.constants), capacities[0]))
 
 
 def _likeliest(capacities: Sequence[CapacityFigures]) -> tuple[Limit, float]:

@@ -4,13 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from analysis.results import predictions
 from analysis.results.experiment_facts import ConstantsBasis, ExperimentFacts
-from analysis.results.predictions import (
-    GridCell,
-    GridVerdict,
-    PredictionVerdict,
-    RateForecast,
-    ReplayForecast,
-)
+from analysis.results.predictions import GridCell, GridVerdict, PredictionVerdict, RateForecast
 from analysis.stats.estimate import UNKNOWN, Estimate, fixed, interval, middle, number, span
 from analysis.views import rates
 from analysis.views.shown import Fact, Table, table_lines
@@ -166,7 +160,7 @@ def _evidence(forecast: RateForecast) -> Iterator[Fact]:
         yield "overload", f"the queue grows without end in {overload.overloaded_draws} of the draws"
 
 
-def _replay_facts(replay: ReplayForecast, experiment: ExperimentFacts) -> Iterator[Fact]:
+def _replay_facts(replay: predictions.ReplayForecast, experiment: ExperimentFacts) -> Iterator[Fact]:
     """Throughput and makespan, and what the intervals hold."""
     figures = replay.figures
     whole = f" of all {experiment.nodes} nodes" if experiment.nodes > 1 else ""

@@ -7,15 +7,7 @@ from analysis.capacity import window_table
 from analysis.capacity.limit_posterior import MUCH
 from analysis.capacity.posterior import LEAST_EFFECT
 from analysis.results import figures, summary
-from analysis.results.figures import (
-    ALONE,
-    JOINT,
-    CapacityFigures,
-    HoldFigures,
-    ProbeFigures,
-    Quantile,
-    WindowRow,
-)
+from analysis.results.figures import ALONE, JOINT, CapacityFigures, HoldFigures, ProbeFigures, WindowRow
 from analysis.results.predictions import PredictionVerdict
 from analysis.results.verdicts import NodeSpread, RunVerdict, Verdict
 from analysis.stats.dispersion import QuantileInterval
@@ -216,7 +208,7 @@ def _limit_facts(measured: figures.RateFigures) -> Iterator[Fact]:
         yield label(limit) if quantile.share is None else name, _against(limit, quantile)
 
 
-def _against(limit: Limit, quantile: Quantile) -> str:
+def _against(limit: Limit, quantile: figures.Quantile) -> str:
     if quantile.passed is None:
         return "does not apply or is unknown"
     if quantile.share is not None:
@@ -232,7 +224,7 @@ def _against(limit: Limit, quantile: Quantile) -> str:
     return f"{_ms(quantile)}, {around}: {side} the bound {quantile.bound_ms:g} ms"
 
 
-def unknown_interval(quantile: Quantile | QuantileInterval) -> str:
+def unknown_interval(quantile: figures.Quantile | QuantileInterval) -> str:
     """The reason why a quantile has no interval, and how much to measure for one."""
     if quantile.needs:
         return f"needs {quantile.needs} requests"
@@ -242,7 +234,7 @@ def unknown_interval(quantile: Quantile | QuantileInterval) -> str:
     return f"too few independent stretches, measure some {minutes} minutes"
 
 
-def _ms(quantile: Quantile) -> str:
+def _ms(quantile: figures.Quantile) -> str:
     return f"{middle(quantile.ms)} ms" if quantile.ms else UNKNOWN
 
 

@@ -3,20 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from analysis.capacity.paired_ratio import Ratio
-from analysis.quality.gate import GateVerdict, MeanInterval, PairFigures
+from analysis.quality.gate import GateVerdict, MeanInterval
 from analysis.results.experiment_facts import named
 from analysis.results.predictions import PredictionVerdict
 from analysis.results.published_ladder import PER_USER, LadderFigures, LadderLevel
 from analysis.results.runs import RECORDED
-from analysis.results.verdicts import (
-    PAIRED,
-    REFERENCE,
-    UNPAIRED,
-    MatrixCell,
-    PartRow,
-    StudyVerdict,
-    Verdict,
-)
+from analysis.results.verdicts import PAIRED, REFERENCE, UNPAIRED, MatrixCell, PartRow, StudyVerdict, Verdict
 from analysis.stats.estimate import UNKNOWN, certified, interval, middle, number, span
 from analysis.views import rates
 from analysis.views.shown import Answer, Cell, Fact, Table
@@ -103,11 +95,9 @@ def table(study: StudyVerdict, links: Mapping[str, Cell] | None = None) -> Table
     ]
     heads = "cell" if study.is_matrix else "part", *(study.axes or ()), *PART_HEADS
     kept = [place for place, column in enumerate(zip(heads, *lines, strict=True)) if any(column[1:])]
-    rows = tuple(tuple(line[place] for place in kept) for line in lines)
+    shown, *rows = (tuple(line[place] for place in kept) for line in (heads, *lines))
     failed = tuple("failed" if str(row[-1]).startswith(NO_RESULT) else "" for row in rows)
-    last = len(kept) - 1
-    shown = tuple(heads[place] for place in kept)
-    return Table("", shown, rows, tones=failed, state=last)
+    return Table("", tuple(map(str, shown)), tuple(rows), tones=failed, state=len(kept) - 1)
 
 
 def _row(part: PartRow | MatrixCell | None, axes: Sequence[str], recorded: Sequence[int]) -> tuple[str, ...]:
@@ -169,25 +159,18 @@ def gate_tables(gate: GateVerdict) -> tuple[Table, Table]:
         note=f"The ends hold at every moment (95 %). {NO_SIGN}",
     )
     heads = "answers", "mean divergence, nats", "broken prompts", "other tokens", "positions at risk"
-    pairs = Table(
-        "Each beside A's first answers",
-        (*heads, "unanswered"),
-        (
-            _pair("A again", gate.again, gate.failed["again"]),
-            _pair("B", gate.candidate, gate.failed["candidate"]),
-        ),
-        note=f"{gate.compared} prompts were answered by all; {gate.failed['base']} not by A the first time.",
+    sides = ("A again", "again", gate.again), ("B", "candidate", gate.candidate)
+    rows = tuple(
+        (name, number(pair.mean_nats), *map(str, (pair.broken, pair.flips, pair.at_risk, gate.failed[side])))
+        for name, side, pair in sides
     )
-    return intervals, pairs
+    note = f"{gate.compared} prompts were answered by all; {gate.failed['base']} not by A the first time."
+    return intervals, Table("Each beside A's first answers", (*heads, "unanswered"), rows, note=note)
 
 
 def _interval(name: str, estimate: float | None, ends: MeanInterval, unit: float) -> tuple[str, ...]:
     shown = "below the margin" if ends.is_below else "above the margin" if ends.is_above else "neither"
     return name, number(estimate), *(number(unit * end) for end in (ends.low, ends.high, ends.margin)), shown
-
-
-def _pair(name: str, pair: PairFigures, missing: int) -> tuple[str, ...]:
-    return name, number(pair.mean_nats), *map(str, (pair.broken, pair.flips, pair.at_risk, missing))
 
 
 LEVEL = ("phase", "C", "N", "tok/s", "out", "p99 s", "ok %", "status", "in flight", "hits %", "answers")
@@ -205,14 +188,8 @@ def ladder_answer(verdict: Verdict, ladder: LadderFigures, word: str, tone: str)
     )
     folder = "" if isinstance(verdict, PredictionVerdict) else verdict.folder
     facts = ("how", ladder.how), ("why", verdict.reason), ("run folder", folder)
-    return Answer(
-        word,
-        tone,
-        head,
-        tuple(fact for fact in facts if fact[1]),
-        (_ladder_table(ladder),),
-        tuple(_ladder_notes(ladder)),
-    )
+    known, tables = tuple(fact for fact in facts if fact[1]), (_ladder_table(ladder),)
+    return Answer(word, tone, head, known, tables, tuple(_ladder_notes(ladder)))
 
 
 def _ladder_table(ladder: LadderFigures) -> Table:
