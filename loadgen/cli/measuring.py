@@ -31,7 +31,7 @@ from loadgen.run import progress, resumption
 from loadgen.run.jobs import Job, SearchCapacity, SharedService, Site
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.progress import Emit
-from loadgen.run.run_folder import Folder, RunFolder, created
+from loadgen.run.run_folder import Folder, RunFolder, refuse_links
 from loadgen.search.pacing import longer_at
 from loadgen.studies import calibration_probes, comparison, published_ladder, quality_study, study
 from loadgen.studies.matrix_study import MatrixStudy
@@ -130,7 +130,7 @@ def without_failed_start(verdict: Measured) -> Measured:
 def run(work: Job | study.Study, site: Site, show: Emit) -> PartVerdict:
     """Do a job in a new run folder, or the parts of a study in a folder of theirs."""
     if isinstance(work, study.Study):
-        folder = created(Folder, work.experiment)
+        folder = Folder.create(Path(work.experiment.out), work.experiment.run)
         for line in work.lines(refused=True) if isinstance(work, MatrixStudy) else ():
             study.tell(folder, show, line)
         return run_study(work, folder, site, show)
@@ -138,7 +138,7 @@ def run(work: Job | study.Study, site: Site, show: Emit) -> PartVerdict:
     if isinstance(work, machine.SearchOnFastClock) and scale != 1:
         of_engine = "seconds of budgets and windows are the engine's"
         show("clock", text=f"simulated clock x{scale:g}: {of_engine}; {machine.KEY}=1 is real time")
-    run_folder = created(RunFolder, work.experiment)
+    run_folder = RunFolder.create(Path(work.experiment.out), work.experiment.run)
     verdict = RunLifecycle(work, run_folder, site, show).measure()
     if not isinstance(work, machine.SearchOnFastClock) or not work.was_too_fast(verdict):
         return verdict
@@ -177,10 +177,7 @@ def resume(path: Path, site: Site, show: Emit) -> PartVerdict:
         return verdict
     if studies.is_study(path):
         experiment = saved_experiment(path)
-        try:
-            folder = Folder(path)
-        except OSError as error:
-            raise ConfigError(f"cannot resume: {error}") from error
+        folder = resumption.opened(Folder, path)
         return run_study(_saved_study(path, experiment), folder, site, show)
     run = _cut_short(path)
     again, rows = resumption.reopen(run)
@@ -198,7 +195,8 @@ def saved_experiment(path: Path) -> Experiment:
 def left(path: Path) -> str:
     """One line about what `resume` would still do in a folder. Raises as `resume` does."""
     locations.refuse_altered(path)
-    resumption.refuse_links(path)
+    with resumption.resuming():
+        refuse_links(path.resolve())
     if study.result(path) is not None:
         return f"# {path} has ended: nothing to resume"
     if studies.is_study(path):

@@ -1,8 +1,10 @@
 """Goes on with what an earlier session left in a run folder."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +15,10 @@ from analysis.rows import metrics, records
 from conf import ConfigError
 from conf.io.one_line import reason
 from loadgen.drive.load_feed import Past, health_of
-from loadgen.run import run_folder
-from loadgen.run.run_folder import RunFolder, read_files, sha256_of
+from loadgen.run.run_folder import Folder, RunFolder, read_files, sha256_of
 from loadgen.search.window_plan import MeasuredWindow, WindowPlan
+
+Opened = TypeVar("Opened", bound=Folder)
 
 
 def past(run: Run) -> Past:
@@ -85,13 +88,26 @@ def _window(event: Event, beats: list[dict[str, Any]]) -> MeasuredWindow:
     return MeasuredWindow(plan, counts, void=event["void"], bad=event["bad"], evidence=evidence)
 
 
-def reopen(run: Run) -> tuple[RunFolder, int]:
-    """The folder of a run that ended or was killed, all rows recovered; their number. Raises ConfigError."""
+@contextmanager
+def resuming() -> Iterator[None]:
+    """Raise ConfigError for a folder that cannot be resumed."""
     try:
-        folder = RunFolder(run.path)
-        return folder, folder.collect().num_rows
+        yield
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"cannot resume: {reason(error)}") from error
+
+
+@resuming()
+def opened(kind: type[Opened], path: Path) -> Opened:
+    """The folder of a run or a study that exists. Raises ConfigError."""
+    return kind(path)
+
+
+@resuming()
+def reopen(run: Run) -> tuple[RunFolder, int]:
+    """The folder of a run that ended or was killed, all rows recovered; their number. Raises ConfigError."""
+    folder = RunFolder(run.path)
+    return folder, folder.collect().num_rows
 
 
 def continued(run: Run) -> Past:
@@ -113,11 +129,3 @@ def continued(run: Run) -> Past:
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         why = f"its events are not those of a run ({type(error).__name__}: {reason(error)})"
         raise ConfigError(f"cannot resume {run.path}: {why}; measure again") from error
-
-
-def refuse_links(path: Path) -> None:
-    """Raise ConfigError for a folder from which a link leads elsewhere: `resume` would write there."""
-    try:
-        run_folder.refuse_links(path.resolve())
-    except OSError as error:
-        raise ConfigError(f"cannot resume: {reason(error)}") from error

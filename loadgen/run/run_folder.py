@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
@@ -85,15 +85,20 @@ class Folder:
 
     @classmethod
     def create(cls, out: Path, name: str | None) -> Self:
-        """A new folder `out/name`, by default the UTC time and four digits. Raises OSError."""
+        """A new folder `out/name`, by default the UTC time and four digits. Raises ConfigError."""
+        refuse_name(name)
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         path = out / (name or f"{stamp}-{secrets.token_hex(2)}")
-        path.mkdir(parents=True, exist_ok=False)
         try:
+            path.mkdir(parents=True)
             return cls(path)
-        except OSError:
+        except FileExistsError as error:
+            raise ConfigError(
+                f"run folder {error.filename} exists; choose another run=NAME or remove it"
+            ) from error
+        except OSError as error:
             shutil.rmtree(path, ignore_errors=True)  # else the next try finds its name taken
-            raise
+            raise ConfigError(f"cannot create the run folder: {error}") from error
 
     def event(self, kind: str, /, **facts: Any) -> None:
         """Append one line to events.jsonl and hand it to the operating system."""
@@ -132,22 +137,6 @@ class Folder:
         """End the event log; on a full disk without what it could not take."""
         with contextlib.suppress(OSError):
             self._events.close()
-
-
-FolderKind = TypeVar("FolderKind", bound=Folder)
-
-
-def created(kind: type[FolderKind], experiment: Experiment) -> FolderKind:
-    """A new folder as the experiment names it. Raises ConfigError with the remedy if that is not possible."""
-    refuse_name(experiment.run)
-    try:
-        return kind.create(Path(experiment.out), experiment.run)
-    except FileExistsError as error:
-        raise ConfigError(
-            f"run folder {error.filename} exists; choose another run=NAME or remove it"
-        ) from error
-    except OSError as error:
-        raise ConfigError(f"cannot create the run folder: {error}") from error
 
 
 def refuse_links(path: Path) -> None:

@@ -21,14 +21,14 @@ from analysis.results.locations import SUMS, checksums
 from analysis.results.runs import RunError, load_run
 from analysis.results.studies import Parts, PartVerdict
 from analysis.results.verdicts import PartRow, RunVerdict, StudyVerdict
-from conf import ConfigError, Experiment, load
+from conf import Experiment, load
 from conf.compose import dump
 from conf.keys import differences
 from loadgen.drive.load_feed import Past
 from loadgen.run import resumption
 from loadgen.run.jobs import Job, SearchCapacity
 from loadgen.run.progress import Emit
-from loadgen.run.run_folder import BusyError, Folder, LinkError, RunFolder
+from loadgen.run.run_folder import Folder, RunFolder
 
 SEEDS = 1_000_000
 """Seeds of later parts are below this: six digits are easily copied."""
@@ -228,14 +228,11 @@ def _part(study: Study, name: str, done: Parts, folder: Folder, run_part: RunPar
     out = str(folder.typed)
     experiment = load(base=config) if config.exists() else replace(study.part(name, done), out=out)
     path.mkdir(exist_ok=True)
-    try:
-        if experiment.search.parts > 1:
-            return run(several_sweeps(experiment), Folder(path), run_part, show)
-        job = study.job(name, experiment)
-        if not (path / "manifest.json").exists():
-            return run_part(job, RunFolder(path), None)
-    except (BusyError, LinkError) as error:
-        raise ConfigError(f"cannot resume: {error}") from error
+    if experiment.search.parts > 1:
+        return run(several_sweeps(experiment), resumption.opened(Folder, path), run_part, show)
+    job = study.job(name, experiment)
+    if not (path / "manifest.json").exists():
+        return run_part(job, resumption.opened(RunFolder, path), None)
     before = load_run(path)
     again, _ = resumption.reopen(before)
     return run_part(job, again, resumption.continued(before))

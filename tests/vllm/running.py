@@ -22,7 +22,7 @@ from analysis.results.runs import Run, load_run
 from conf import Experiment, load
 from loadgen.run.jobs import Job, Service, Site
 from loadgen.run.lifecycle import RunLifecycle
-from loadgen.run.run_folder import RunFolder, created
+from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Start
 from serve_apps.routing.serve_routers import LOOPBACK, reserved_port
 from serve_apps.vllm_engine.app import SERVER, guarded
@@ -44,7 +44,7 @@ class Up:
     def run(self, job: type[Job], *words: str) -> tuple[dict[str, Any], Run]:
         """Load the running service as `loadgen` does; the conclusion and the run's folder."""
         experiment = load(over(self.words, *over([f"out={self.out}", f"run={job.verb}"], *words)))
-        folder = created(RunFolder, experiment)
+        folder = RunFolder.create(Path(experiment.out), experiment.run)
         site = Site(start, lambda *_: nullcontext(self.served))
         tree = to_tree(RunLifecycle(job(experiment), folder, site, lambda *_, **__: None).measure())
         return tree, load_run(folder.path)

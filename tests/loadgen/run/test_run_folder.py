@@ -15,7 +15,7 @@ from analysis.results.json_border import to_tree
 from analysis.results.runs import Run
 from analysis.results.verdicts import RunVerdict
 from analysis.rows import records, shards
-from conf import load
+from conf import ConfigError, load
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.run_folder import BusyError, RunFolder
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
@@ -199,7 +199,7 @@ def test_a_folder_that_cannot_be_begun_does_not_take_its_name(
     def full(_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="No space"):
         patch.setattr("loadgen.run.run_folder.lock", full)
         RunFolder.create(tmp_path, "one")
     RunFolder.create(tmp_path, "one").close()

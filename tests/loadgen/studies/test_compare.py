@@ -24,7 +24,7 @@ from loadgen.cli import measuring, two_sides
 from loadgen.drive.driver import Driver
 from loadgen.drive.load_feed import LoadPlan, Past
 from loadgen.run.jobs import Job
-from loadgen.run.run_folder import Folder, RunFolder, created
+from loadgen.run.run_folder import Folder, RunFolder
 from loadgen.search.policy import MOST_CLEAN_STEP
 from loadgen.search.replay_policy import RATIO_UP, next_pair, without_evidence
 from loadgen.search.window_plan import MeasuredWindow, Start, Stop, WindowPlan
@@ -394,7 +394,7 @@ class Site:
 def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_path: Path) -> None:
     a, b = asked([*VARIED, "search.budget_s=500", "seed=2"], tmp_path)
     site = Site(1.08)
-    folder = created(Folder, a)
+    folder = Folder.create(Path(a.out), a.run)
     tree = to_tree(study.run(comparison.Comparison(a, b), folder, site, silent))
     ratio = tree["ratio"]
     # A service faster in everything by 8 % gains a little more where a bound is in seconds.

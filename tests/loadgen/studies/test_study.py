@@ -16,7 +16,7 @@ from conf.compose import dump
 from loadgen.cli import engine_model, measuring
 from loadgen.drive.load_feed import Past
 from loadgen.run.jobs import Job, OfferLoad
-from loadgen.run.run_folder import Folder, RunFolder, created
+from loadgen.run.run_folder import Folder, RunFolder
 from loadgen.search import pacing
 from loadgen.search.window_plan import Start
 from loadgen.studies import calibration_probes, study
@@ -92,7 +92,14 @@ def asked(out: Path, *words: str) -> Experiment:
 
 
 def ran(experiment: Experiment, site: Any) -> dict[str, Any]:
-    return to_tree(study.run(study.several_sweeps(experiment), created(Folder, experiment), site, silent))
+    return to_tree(
+        study.run(
+            study.several_sweeps(experiment),
+            Folder.create(Path(experiment.out), experiment.run),
+            site,
+            silent,
+        )
+    )
 
 
 def resumed(path: Path, site: Any) -> dict[str, Any]:
@@ -211,11 +218,11 @@ def test_a_killed_study_shows_how_far_it_came(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time_fills_a_study(tmp_path: Path) -> None:
     experiment = asked(tmp_path, "search.deployments=2")
-    held = created(Folder, experiment)
+    held = Folder.create(Path(experiment.out), experiment.run)
     with pytest.raises(OSError, match="filled by another process"):
         Folder(held.path)
     with pytest.raises(ConfigError, match="choose another run=NAME"):
-        created(Folder, experiment)
+        Folder.create(Path(experiment.out), experiment.run)
 
 
 def test_windows_that_are_granted_beyond_the_budget_are_part_of_the_plan() -> None:
@@ -265,7 +272,7 @@ def begun(out: Path, site: ProbeSite) -> dict[str, Any]:
     return to_tree(
         study.run(
             calibration_probes.CalibrationStudy(experiment, guess_qps=5.0),
-            created(Folder, experiment),
+            Folder.create(Path(experiment.out), experiment.run),
             site,
             silent,
         )
