@@ -118,20 +118,19 @@ def balance(experiment: Experiment) -> Balance:
 
 
 def parts(experiment: Experiment) -> tuple[SimulatedEngine, Model, Hardware, Layout]:
-    """Engine, model, hardware and layout: the parts of a simulated engine."""
+    """Engine, model, hardware and layout of a simulated engine.
+
+    The model's front end has the mean time of a request's images.
+    """
     assert isinstance(experiment.engine, SimulatedEngine)
-    return experiment.engine, _seeing(experiment), experiment.hardware, experiment.layout
-
-
-def _seeing(experiment: Experiment) -> Model:
-    """The model with the mean time of a request's images in its front end; repeated images are in a cache."""
     model, images = experiment.model, experiment.workload.images
-    if not (images.most and images.unique):
-        return model
-    times = model.step_time
-    image_ms = images.mean_tokens * times.image_token_us.value * 1e-3
-    front_end = replace(times.front_end_ms, value=times.front_end_ms.value + image_ms, low=None, high=None)
-    return replace(model, step_time=replace(times, front_end_ms=front_end))
+    if images.most and images.unique:  # repeated ones are in a cache
+        times = model.step_time
+        image_ms = images.mean_tokens * times.image_token_us.value * 1e-3
+        longer_ms = times.front_end_ms.value + image_ms
+        front_end = replace(times.front_end_ms, value=longer_ms, low=None, high=None)
+        model = replace(model, step_time=replace(times, front_end_ms=front_end))
+    return experiment.engine, model, experiment.hardware, experiment.layout
 
 
 def _machine(experiment: Experiment) -> answer.NodePeaks:

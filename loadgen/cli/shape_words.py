@@ -87,7 +87,8 @@ class ShapeQuestion:
     @property
     def predicting(self) -> list[str]:
         """The words of the service for the engine model: a simulated engine, without what is measured."""
-        kept = [word for word in self.service if not _is_measured(word)]
+        measured = [word for word in self.service if {_key(word), word.partition(".")[0]} & set(MEASURED)]
+        kept = [word for word in self.service if word not in measured or _key(word) in PREDICTED]
         if self.is_simulated:
             return kept
         model_keys = ("engine.constants", "engine.activation_bytes")
@@ -113,21 +114,18 @@ class ShapeQuestion:
             yield Shape(layout, at, None, refused, words)
             return
         own_tokens = budget_of(own)
+        # Every engine of a node gets the budget.
+        sides = ["layout.prefill.max_num_batched_tokens"] if own.layout.prefill else []
         for budget in self.specs.recommend.budgets or around(own_tokens):
-            all_words = *words, *self._budget_words(own, own_tokens, budget)
+            has_it = budget == own_tokens and self.is_simulated
+            keys = [] if has_it else ["layout.max_num_batched_tokens", *sides]
+            all_words = *words, *(f"{key}={budget}" for key in keys)
             name = name_of(layout, budget)
             yield Shape(name, at | {BUDGET: budget}, *self._predicted(all_words), all_words)
 
     def _predicted(self, words: Sequence[str]) -> tuple[Experiment | None, str]:
         """The experiment of a shape's words for the engine model, or the reason why there is none."""
         return made(partial(prediction.checked, [*self.predicting, *words], self.config))
-
-    def _budget_words(self, own: Experiment, own_tokens: int, budget: int) -> list[str]:
-        """The words that give every engine of a node this budget; none where it has it anyway."""
-        if budget == own_tokens and self.is_simulated:
-            return []
-        sides = ["layout.prefill.max_num_batched_tokens"] if own.layout.prefill else []
-        return [f"{key}={budget}" for key in ("layout.max_num_batched_tokens", *sides)]
 
     def command(self, verb: str, words: Sequence[str]) -> str:
         """A command that measures, as it is typed."""
@@ -151,8 +149,3 @@ def around(tokens: int) -> list[int]:
 
 def _key(word: str) -> str:
     return word.partition("=")[0]
-
-
-def _is_measured(word: str) -> bool:
-    key = _key(word)
-    return key not in PREDICTED and (key in MEASURED or key.partition(".")[0] in MEASURED)

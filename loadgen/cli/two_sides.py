@@ -54,24 +54,20 @@ def _sides(verb: str, words: Sequence[str], config: Path | None) -> tuple[Experi
         if side in ("a", "b") and key in OF_BOTH:
             raise ConfigError(f"{side}.{key}: {key} belongs to both: {rest}")
     bases: Sequence[Path | None] = files or [config, config]
-    a, b = (
-        checked_experiment(verb, _side_words(side, words), base)
-        for side, base in zip("ab", bases, strict=True)
-    )
+    both, sides = [word for word in words if not word.startswith(("a.", "b."))], []
+    for side, base in zip("ab", bases, strict=True):
+        # The words of the side itself win.
+        own = [word.removeprefix(f"{side}.") for word in words if word.startswith(f"{side}.")]
+        keys = {word.partition("=")[0] for word in own}
+        shared = [word for word in both if word.partition("=")[0] not in keys]
+        sides.append(checked_experiment(verb, [*shared, *own], base))
+    a, b = sides
     # The name in a file is that of the run it comes from.
     name = a.run if any(word.startswith("run=") for word in words) else None
     a, b = replace(a, run=name), replace(b, run=name, seed=a.seed, out=a.out)
     if not differences(a, b):
         raise ConfigError(f"A and B are the same; {usage}")
     return a, b
-
-
-def _side_words(side: str, words: Sequence[str]) -> list[str]:
-    """The words of one side, its own last, so that they win."""
-    both = [word for word in words if not word.startswith(("a.", "b."))]
-    own = [word.removeprefix(f"{side}.") for word in words if word.startswith(f"{side}.")]
-    keys = {word.partition("=")[0] for word in own}
-    return [word for word in both if word.partition("=")[0] not in keys] + own
 
 
 def lines(a: Experiment, b: Experiment) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.capacity.window_counts import Window, WindowCounts, count, in_window, waiting
+from analysis.capacity.window_counts import Window, count, in_window, waiting
 from analysis.live.state import WindowSoFar
 from loadgen.drive.load_feed import POLL_NS, LoadFeed, LoadPlan, Past
 from loadgen.drive.loss_recovery import LossRecovery, TargetLost
@@ -191,19 +191,14 @@ class Driver:
         """
         if not self.windows.outcomes:
             return
-        if run_out:
-            self._run_out(self.windows.outcomes[-1].counts)
-        index, limit_s = self.windows.outcomes[-1].plan.index, self.windows.search.settle_s
-        self.await_answers(index, limit_s, until_done=True)
+        last, limit_s = self.windows.outcomes[-1].counts, self.windows.search.settle_s
+        if run_out and not last.aborted and last.weight and last.median_e2e_s is not None:
+            # A session that goes on draws the window of this number itself.
+            ahead = last.index + 1, RUN_OUT_PIECE, last.rate_qps / self.plan.nodes
+            self.offer_piece(*ahead, min(RUN_OUT * last.median_e2e_s, limit_s), last=True)
+        self.await_answers(last.index, limit_s, until_done=True)
         self.loss.refuse_fault(only_if_felt=True)
         self.windows.recount(self.feed.target.now_ns())
-
-    def _run_out(self, last: WindowCounts) -> None:
-        if last.aborted or not last.weight or last.median_e2e_s is None:
-            return
-        seconds, index = min(RUN_OUT * last.median_e2e_s, self.windows.search.settle_s), last.index + 1
-        # A session that goes on draws the window itself.
-        self.offer_piece(index, RUN_OUT_PIECE, last.rate_qps / self.plan.nodes, seconds, last=True)
 
     def recount_on(self, rows: pa.Table) -> None:
         """Count and judge every window again on the rows as they were saved, as whoever reads them would."""

@@ -217,7 +217,10 @@ def warm_caches(driver: Driver, plan: WindowPlan) -> None:
     if not driver.feed.missing_actors():
         driver.warmed_qps = max(before, rate_qps)
     if pieces:
-        _report_caches(driver, pieces, began_ns)
+        done, hit, seconds = settled(pieces), pieces[-1].hit, (driver.feed.free_ns - began_ns) / NS
+        how = "caches are warm" if done else "caches may still change, they are measured as they are"
+        text = f"{how} after {seconds:.0f} s: {hit:.1%} of the prompt tokens hit"
+        driver.emit("fill", text=text, hit=hit, settled=done)
 
 
 def _load_pieces(driver: Driver, plan: WindowPlan, before_qps: float, overloaded: bool) -> list[WarmupPiece]:
@@ -326,10 +329,3 @@ def _offer(driver: Driver, index: int, piece: int, rate_qps: float, wanted_qps: 
     ended_ns = metrics.numbers(rows, "due_ns") + metrics.numbers(rows, "end_offset_ns")
     ok = metrics.status_in(rows, records.OK)
     return rows.filter(pa.array(ok & (ended_ns >= start_ns) & (ended_ns < end_ns)))
-
-
-def _report_caches(driver: Driver, pieces: Sequence[WarmupPiece], began_ns: int) -> None:
-    done, hit = settled(pieces), pieces[-1].hit
-    how = "caches are warm" if done else "caches may still change, they are measured as they are"
-    text = f"{how} after {(driver.feed.free_ns - began_ns) / NS:.0f} s: {hit:.1%} of the prompt tokens hit"
-    driver.emit("fill", text=text, hit=hit, settled=done)

@@ -76,7 +76,12 @@ def models_of(url: str, access: Access, within_s: float = READY_TIMEOUT_S) -> li
         if not answer.is_success:
             remedy = "; for a server without this list add target.list_models=false"
             raise AskError(answer.said + (remedy if answer.status in NO_SUCH_PATH else ""))
-        return _cards(json.loads(answer.body))
+        tree = json.loads(answer.body)
+        cards = tree.get("data") if isinstance(tree, dict) else None
+        if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards):
+            raise ValueError("no list of models under 'data'")
+        _refuse_unfit(cards)
+        return cards
     except (AskError, ValueError, RecursionError) as error:
         raise TargetError(f"{url}/v1/models does not answer as a model server: {error}") from error
 
@@ -114,14 +119,6 @@ def _names_at(urls: Sequence[str], api_key_env: str, ca_file: str) -> list[str]:
         return []
     served = [[str(card.get("id", "")) for card in cards] for cards in lists]
     return [name for name in served[0] if name and all(name in others for others in served)]
-
-
-def _cards(tree: Any) -> list[dict[str, Any]]:
-    cards = tree.get("data") if isinstance(tree, dict) else None
-    if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards):
-        raise ValueError("no list of models under 'data'")
-    _refuse_unfit(cards)
-    return cards
 
 
 def _refuse_unfit(tree: Any, levels: int = MOST_LEVELS) -> None:

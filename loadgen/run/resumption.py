@@ -63,16 +63,14 @@ def _sound(events: list[Event], rows: pa.Table) -> list[Event]:
         elif event["event"] == "rejudged":
             new = {"void": event["void"], "lost": event["lost"]}
             done = [{**record, **(new if record["index"] == event["index"] else {})} for record in done]
-    while done and (done[-1]["void"] or _cut(rows, Window(**done[-1]["window"]))):
+    while done:
+        # Answers of a window may have been cut off by the end of the session, or have died with it.
+        inside = in_window(rows, Window(**done[-1]["window"]))
+        cut = metrics.status_in(inside, "lost") | metrics.word_in(inside, "error_kind", "interrupted")
+        if not (done[-1]["void"] or cut.any()):
+            break
         done.pop()
     return done
-
-
-def _cut(rows: pa.Table, window: Window) -> bool:
-    """True if answers of the window were cut off by the end of the session, or died with it."""
-    inside = in_window(rows, window)
-    ours = metrics.status_in(inside, "lost") | metrics.word_in(inside, "error_kind", "interrupted")
-    return bool(ours.any())
 
 
 def _window(event: Event, beats: list[dict[str, Any]]) -> MeasuredWindow:

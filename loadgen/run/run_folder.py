@@ -214,13 +214,15 @@ class RunFolder(Folder):
         self._close_told()
         with _locked(shards.files(self.path)):
             shards_found = shards.read(self.path)
-            self._keep_torn_aside(bool(shards_found))
+            # Parquet that a power cut tore is out of the way where shards still have its rows.
+            parquet_files = [*records.files(self.path / "requests"), *records.files(self.path / "schedule")]
+            for file in filter(records.is_torn, parquet_files if shards_found else ()):
+                self._keep_aside(file)
             self._write_requests(shards.recorded(self.path, shards_found, wall_start_ns, time_scale))
-            for file, (schema, source) in SERIES.items():
+            for name, (schema, source) in SERIES.items():
                 if any(shard.rows.num_rows for shard in shards_found if shard.schema is schema):
-                    records.write_series(
-                        shards.series(self.path, file, schema, source, shards_found), self.path / file
-                    )
+                    rows = shards.series(self.path, name, schema, source, shards_found)
+                    records.write_series(rows, self.path / name)
             for shard in shards_found:
                 if shard.is_whole:
                     shard.path.unlink()
@@ -242,12 +244,6 @@ class RunFolder(Folder):
         for first in pieces:
             part = map(metrics.with_latencies, _next_rows(first, pieces, self.most_rows))
             parquet.write_pieces(part, metrics.FILE, folder / next(free))
-
-    def _keep_torn_aside(self, shards_exist: bool) -> None:
-        """Take Parquet that a power cut tore out of the way, where shards still have its rows."""
-        for file in [*records.files(self.path / "requests"), *records.files(self.path / "schedule")]:
-            if shards_exist and records.is_torn(file):
-                self._keep_aside(file)
 
     def _keep_aside(self, file: Path) -> None:
         marks = itertools.chain([""], (f"{n}-" for n in itertools.count(2)))

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from itertools import islice
@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import pyarrow as pa
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from analysis.rows import records
 from conf.io.http_get import DEFAULT_ACCESS, Access, AskError, HttpAnswer, RedirectError, ask
@@ -193,7 +192,10 @@ class Scraper(_Sampler):
         elif not isinstance(answer, RedirectError):
             return {"replica": name, "error": self._plain(str(answer))}
         if isinstance(answer, RedirectError) or not answer.is_success:
-            self._refused(name, url, answer.status, clock_ns)
+            # One that has no metrics for us is asked less often; one that fails (5xx) may recover at once.
+            if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                self._absent_until_ns[name] = clock_ns + int(ABSENT_S * NS)
+                self._say_once(f"{url} gives no metrics (HTTP {answer.status}): the engine is not observed")
             return {"replica": name, "error": f"HTTP {answer.status}"}
         try:
             return {"replica": name, **page_figures(answer.body.decode(errors="replace"))}
@@ -204,33 +206,23 @@ class Scraper(_Sampler):
         """A server's text without the key, short and printable; a header may hold bytes that are no text."""
         return one_line(self._access.redact(text).encode(errors="replace").decode(), WORD_CHARS)
 
-    def _refused(self, name: str, url: str, status: int, clock_ns: int) -> None:
-        """Ask a server that has no metrics for us less often. One that fails (5xx) may recover at once."""
-        if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            self._absent_until_ns[name] = clock_ns + int(ABSENT_S * NS)
-            self._say_once(f"{url} gives no metrics (HTTP {status}): the engine is not observed")
-
 
 def page_figures(text: str) -> dict[str, Any]:
     """Figures of a page by column of `records.SERVER`, or `error`. Raises ValueError if it is garbled."""
+    # To parse a whole page, mostly histograms, costs tens of ms.
+    wanted = [line.group() for line in islice(_WANTED.finditer(text), MOST_LINES + 1)]
+    if len(wanted) > MOST_LINES:
+        raise ValueError(f"more than {MOST_LINES} lines of vLLM's metrics")
     samples: dict[str, list[float]] = {}
-    for sample in _samples(text):
-        samples.setdefault(sample.name.removesuffix("_total"), []).append(sample.value)
+    for family in text_string_to_metric_families("".join(f"{line}\n" for line in wanted)):
+        for sample in family.samples:
+            samples.setdefault(sample.name.removesuffix("_total"), []).append(sample.value)
     row: dict[str, Any] = {}
     for column, names in SPELLINGS.items():
         values = next((samples[name] for name in names if name in samples), [])
         if values and all(0 <= value < COUNT_LIMIT for value in values):
             row[column] = sum(values) / len(values) if column in AVERAGED else round(sum(values))
     return row or {"error": "none of vLLM's metrics in the answer"}
-
-
-def _samples(text: str) -> Iterable[Sample]:
-    """The samples of the metrics we want; parsing a whole page, mostly histograms, costs tens of ms."""
-    wanted = [line.group() for line in islice(_WANTED.finditer(text), MOST_LINES + 1)]
-    if len(wanted) > MOST_LINES:
-        raise ValueError(f"more than {MOST_LINES} lines of vLLM's metrics")
-    lines = "".join(f"{line}\n" for line in wanted)
-    return (sample for family in text_string_to_metric_families(lines) for sample in family.samples)
 
 
 class PowerSampler(_Sampler):
