@@ -1,7 +1,7 @@
 """The engine model's verdict on a service: its capacity, or one rate. The engine model is handed in."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -179,7 +179,6 @@ def at_rate(
     has_requests = len(point.ttft_ms) > 0
     drawn = quantile_draws(rough, experiment.rate_qps, draws, parallel_map)
     of_rate = drawn.summed if has_requests else None
-    missed = [label(limit) for limit in point.slo.limits if point.excess(limit) > 0]
     verdict = base(
         experiment,
         forecast=replace(_forecast(experiment, point, machine), of_rate=of_rate),
@@ -189,13 +188,19 @@ def at_rate(
             limits={limit: _limit(drawn, point, limit) for limit in point.slo.limits},
         ),
     )
-    if missed:
-        return _ended(verdict, summary.EXIT_SLO_MISSED, f"{' and '.join(missed)} over the bound")
-    if not has_requests:
+    missed = [limit for limit in point.slo.limits if point.excess(limit) > 0]
+    if not missed and not has_requests:
         return _ended(
             verdict, summary.EXIT_OPEN, "no request came in the simulated time; raise search.budget_s"
         )
-    return _ended(verdict, summary.EXIT_OK, "")
+    return judged(verdict, missed)
+
+
+def judged(verdict: PredictionVerdict, missed: Sequence[Limit]) -> PredictionVerdict:
+    """The verdict by the bounds that are missed."""
+    if not missed:
+        return _ended(verdict, summary.EXIT_OK, "")
+    return _ended(verdict, summary.EXIT_SLO_MISSED, f"{' and '.join(map(label, missed))} over the bound")
 
 
 def _limit(drawn: QuantileDraws, point: OperatingPoint, limit: Limit) -> Quantile:

@@ -80,7 +80,11 @@ def _together(fit: Covariance | None, normal: dict[str, Floats]) -> dict[str, Fl
     """
     if fit is None:
         return normal
-    order = sorted(fit.paths, key=_rank)
+    # The more experiments share a constant, the earlier its column is taken.
+    order = sorted(
+        fit.paths,
+        key=lambda path: (path == LAYOUT_SCALE, path.startswith(HARDWARE), path != DEPLOYMENT_SCALE),
+    )
     places = [fit.paths.index(path) for path in order]
     rows = np.array(fit.rows)[np.ix_(places, places)]
     _, upper = np.linalg.qr(_root(rows))
@@ -88,13 +92,6 @@ def _together(fit: Covariance | None, normal: dict[str, Floats]) -> dict[str, Fl
     lower /= np.sqrt((lower**2).sum(axis=1, keepdims=True))  # written in few digits, 1 may have become .997
     mixed = lower @ np.array([normal[path] for path in order])
     return normal | dict(zip(order, mixed, strict=True))
-
-
-def _rank(path: str) -> int:
-    """The more experiments share a constant, the earlier its column is taken."""
-    if path in (DEPLOYMENT_SCALE, LAYOUT_SCALE):
-        return 3 if path == LAYOUT_SCALE else 0
-    return 2 if path.startswith(HARDWARE) else 1
 
 
 def _root(rows: Floats) -> Floats:

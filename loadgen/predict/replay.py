@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.results import summary
 from analysis.results.figures import ProbeFigures, Quantile
 from analysis.results.predictions import PredictionVerdict, ReplayForecast
 from analysis.rows import records
@@ -23,7 +22,7 @@ from conf import Experiment
 from conf.constants import replaced
 from conf.specs.bounds import ITL_WITHIN, JOINT, Limit, Slo, label, metric_of, quantile_of
 from loadgen.fleet.rows import plan_table
-from loadgen.predict.answer import base
+from loadgen.predict.answer import base, judged
 from loadgen.predict.draws import drawn
 from loadgen.predict.operating_point import Simulate, Simulated
 from loadgen.predict.uncertainty import DRAWS, ParallelMap, interval_end
@@ -116,13 +115,7 @@ def predict(
         ln_throughput=tuple(map(_ln_throughput, varied)),
         ln_throughput_of_seeds=tuple(map(_ln_throughput, others)),
     )
-    missed = probe.missed
-    return replace(
-        base(experiment, replay=forecast, probe=probe),
-        passed=not missed,
-        exit_code=summary.EXIT_SLO_MISSED if missed else summary.EXIT_OK,
-        reason=f"{' and '.join(map(label, missed))} over the bound" if missed else "",
-    )
+    return judged(base(experiment, replay=forecast, probe=probe), probe.missed)
 
 
 def _figures(
@@ -195,9 +188,9 @@ def progress_rows(schedule: ArrivalSchedule, times: Simulated) -> pa.Table:
     first, last = (
         pa.array(np.rint(at_s * NS).astype(np.int64) - due_ns) for at_s in (times.first_s, times.last_s)
     )
-    count = len(schedule)
+    count, plan = len(schedule), plan_table(schedule)
     columns: dict[str, Any] = {
-        **{name: plan_table(schedule).column(name) for name in records.PLAN.names},
+        **dict(zip(plan.column_names, plan.columns, strict=True)),
         "client_id": pa.array(np.zeros(count, dtype=np.int16)),
         "due_ns": pa.array(due_ns),
         "status": pa.repeat(records.OK, count),

@@ -109,7 +109,8 @@ class _Bounds(NodeTransformer):
         if what := LEFT_OUT.get(type(node)):
             raise TemplateSyntaxError(f"{what} is not in the language of templates here", node.lineno)
         is_list = isinstance(node, nodes.List | nodes.Tuple | nodes.Dict)
-        if is_list and getattr(node, "ctx", "load") == "load" and not _is_constant(node):
+        is_value = is_list and getattr(node, "ctx", "load") == "load"
+        if is_value and not all(isinstance(each, nodes.Literal) for each in node.find_all(nodes.Expr)):
             raise TemplateSyntaxError("a list is of plain texts and numbers only", node.lineno)
         return super().visit(node, *args, **more)
 
@@ -125,10 +126,6 @@ class _Bounds(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return nodes.Filter(nodes.List(node.nodes), "join", [], [], None, None, lineno=node.lineno)
-
-
-def _is_constant(node: nodes.Node) -> bool:
-    return all(isinstance(each, nodes.Literal) for each in node.find_all(nodes.Expr))
 
 
 @pass_context
