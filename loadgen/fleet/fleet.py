@@ -81,9 +81,9 @@ class LoadFleet:
     """The HTTP target of a sweep: `count` load actors that send one master schedule together.
 
     The run's clock starts at `from_ns`, which a resumed run sets after everything it has seen, and runs
-    `plan.time_scale` times as fast as the real one. An actor that does not answer is waited for, as
-    long as `hosts` says, if its host could not be reached meanwhile; else it is lost. `cannot_start` gets
-    each new reason why its replacement does not start yet.
+    `time_scale` times as fast as the real one. An actor that does not answer is waited for, as long as
+    `hosts` says, if its host could not be reached meanwhile; else it is lost. `cannot_start` gets each new
+    reason why its replacement does not start yet.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class LoadFleet:
         self.cannot_start: Callable[[str], None] = lambda _: None
         self._count, self._actors, self._plan, self._folder = count, actors, plan, folder
         self._next_client = first_client
-        real_ns = int(from_ns / plan.time_scale)
-        self._clock = Clock(time.monotonic_ns() - real_ns, time.time_ns() - real_ns, plan.time_scale)
+        real_ns = int(from_ns / (scale := plan.experiment.time_scale))
+        self._clock = Clock(time.monotonic_ns() - real_ns, time.time_ns() - real_ns, scale)
         self.zero_wall_ns = self._clock.wall_ns
         self.members: list[Member] = []
         self.left_behind: list[str] = []
@@ -227,7 +227,7 @@ class LoadFleet:
 
         Ctrl-C cuts what is in flight. An actor that cannot hand its shard over is lost with its requests.
         """
-        drain_s /= self._plan.time_scale
+        drain_s /= self._plan.experiment.time_scale
         try:
             with suppress(KeyboardInterrupt):  # which ends this wait alone
                 self._await_silent(time.monotonic() + self.hosts.patience_s)

@@ -13,57 +13,25 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from conf import Experiment
-from conf.io.http_get import DEFAULT_ACCESS, PLAIN, Access, failure_text
-from conf.specs.experiment import Workload
-from conf.specs.routing import Endpoints
+from conf.io.http_get import PLAIN, Access, failure_text
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_connection import Connection
 from loadgen.fleet.process import WatchedProcess
-from loadgen.fleet.rows import EVERY_GAP, GapRecord
 from loadgen.fleet.sse import Redact
-
-TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class ClientPlan:
-    """The requests of a run: their form, the servers at `urls`, and what is kept of the answers.
+    """The requests of an experiment to the servers at `urls`.
 
-    `salt` separates the prompts of this run from those of others. With `sticky` the session of a request
-    chooses its URL. `timeout_s` is on the run's clock. Load actors end with the process `driver`.
+    `salt` separates the prompts of this run from those of others. Load actors end with the process `driver`.
     """
 
+    experiment: Experiment
     urls: Sequence[str]
-    workload: Workload
-    model: str
-    vocab: int
+    access: Access
     salt: int
-    timeout_s: float = TIMEOUT_S
-    gaps: GapRecord = EVERY_GAP
-    time_scale: float = 1.0
-    sticky: bool = False
-    access: Access = DEFAULT_ACCESS
-    target: Endpoints = field(default_factory=Endpoints)
     driver: WatchedProcess = field(default_factory=WatchedProcess.own)
-
-    @classmethod
-    def from_experiment(
-        cls, experiment: Experiment, urls: Sequence[str], access: Access, salt: int
-    ) -> "ClientPlan":
-        """The plan of an experiment's requests to these servers."""
-        return cls(
-            urls=urls,
-            workload=experiment.workload,
-            model=experiment.model.served_name,
-            vocab=experiment.model.vocab,
-            salt=salt,
-            timeout_s=experiment.request_timeout_s,
-            gaps=GapRecord.from_bounds(experiment.slo, experiment.fleet.record_itl),
-            time_scale=experiment.time_scale,
-            sticky=experiment.routing.policy == "client_side",
-            access=access,
-            target=experiment.target,
-        )
 
 
 def chosen(seq: int, count: int) -> int:
@@ -158,16 +126,18 @@ class Client:
     def __init__(
         self, plan: ClientPlan, ended: Callable[[Exchange], None], path: str = "/v1/completions"
     ) -> None:
-        urls, access = plan.urls, plan.access
+        urls, access, experiment = plan.urls, plan.access, plan.experiment
         self.redact: Redact = access.redact
-        self._ended, self._time_scale, self._sticky = ended, plan.time_scale, plan.sticky
+        self._ended, self._time_scale = ended, experiment.time_scale
+        # The session of a request then chooses its URL.
+        self._sticky = experiment.routing.policy == "client_side"
         # Loading the trusted certificates takes tens of milliseconds: once, and not during the run.
         secure = any(urlsplit(url).scheme == "https" for url in urls)
         tls = access.tls() if secure else None
         self._server = partial(server, path=path, access=access, tls=tls)
         self._urls = urls
         self._servers = {url: self._server(url) for url in urls}
-        self._timeout_s = plan.timeout_s / plan.time_scale
+        self._timeout_s = experiment.request_timeout_s / experiment.time_scale
         self._sweep: asyncio.TimerHandle | None = None
         self._idle: dict[str, deque[tuple[int, Connection]]] = defaultdict(deque)
         self._open: dict[Connection, None] = {}

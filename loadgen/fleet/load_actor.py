@@ -85,7 +85,8 @@ class LoadActor(Worker):
         """Build what is slow, freeze the garbage collector, and return where this actor is."""
         node, address = self.node()
         try:
-            prompts = Prompts(plan.workload, plan.model, plan.vocab, plan.salt, plan.target)
+            asks, model = plan.experiment, plan.experiment.model
+            prompts = Prompts(asks.workload, model.served_name, model.vocab, plan.salt, asks.target)
             self._shards = [
                 ArrowStream(folder / f"{name(client_id)}.arrow"),
                 ArrowStream(folder / f"{name(client_id)}.health.arrow", records.CLIENTS),

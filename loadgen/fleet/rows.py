@@ -67,7 +67,7 @@ class GapRecord:
         return columns
 
 
-EVERY_GAP, NO_GAPS = GapRecord(), GapRecord(kept=False)
+EVERY_GAP = GapRecord()
 
 
 def _gaps(exchanges: Sequence[Exchange], scale: float) -> pa.Array:

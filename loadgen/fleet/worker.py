@@ -83,14 +83,14 @@ class Worker:
         shard: ArrowStream,
         health_shard: ArrowStream | None = None,
     ) -> None:
-        self._client_id, self._time_scale, self._prompts = client_id, plan.time_scale, prompts
+        self._client_id, self._time_scale, self._prompts = client_id, plan.experiment.time_scale, prompts
         self._log = RequestLog(client_id, plan, shard, health_shard)
         self._client = Client(plan, self._ended, prompts.path)
         self._plan: deque[Planned] = deque()
         self._closed: deque[Planned] = deque()
         self._in_flight: dict[int, Attempt] = {}
         self._turns = SessionTurns()
-        self._patience_ns = int(plan.timeout_s * NS)
+        self._patience_ns = int(plan.experiment.request_timeout_s * NS)
         self._retractions = 0
         self._taking = asyncio.Lock()
         self._wake, self._empty = asyncio.Event(), asyncio.Event()

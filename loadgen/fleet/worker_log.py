@@ -16,7 +16,7 @@ from analysis.rows import records
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import ClientPlan
-from loadgen.fleet.rows import Attempt, Clock, ServerWords, batch
+from loadgen.fleet.rows import Attempt, Clock, GapRecord, ServerWords, batch
 from loadgen.traffic.schedule import NS, Planned
 
 FULL_DISK_S = 5.0
@@ -39,8 +39,9 @@ class RequestLog:
         self._client_id = client_id
         self._requests, self._health = requests, health
         self._streams = [stream for stream in (requests, health) if stream is not None]
-        self._gaps = plan.gaps
-        self._patience_s = FULL_DISK_S / min(1.0, plan.time_scale)
+        experiment = plan.experiment
+        self._gaps = GapRecord.from_bounds(experiment.slo, experiment.fleet.record_itl)
+        self._patience_s = FULL_DISK_S / min(1.0, experiment.time_scale)
         self._full_since: float | None = None
         self._words = ServerWords()
         self._completed: list[Attempt] = []
@@ -49,7 +50,7 @@ class RequestLog:
         self._reported = 0, 0
         # The first conversions import what pyarrow loads lazily: now, not in the middle of a run.
         first = Planned(0, 0, "warmup", 0, 1, 1), Exchange(0, 1)
-        batch([first], Clock(0, 0), client_id, plan.gaps, ServerWords())
+        batch([first], Clock(0, 0), client_id, self._gaps, ServerWords())
         pa.RecordBatch.from_pylist([{"at": 0}], schema=records.CLIENTS)
 
     def start(self, clock: Clock) -> None:

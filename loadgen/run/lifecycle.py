@@ -247,7 +247,7 @@ class RunLifecycle:
 
     def _start_fleet(self, service: Service) -> LoadFleet:
         experiment = self.experiment
-        plan = ClientPlan.from_experiment(experiment, service.urls, service.access, self._salt)
+        plan = ClientPlan(experiment, service.urls, service.access, self._salt)
         self._fleet = fleet = LoadFleet(
             experiment.fleet.actors,
             service.actors,

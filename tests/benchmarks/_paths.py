@@ -23,7 +23,6 @@ import uvloop
 from analysis.rows import metrics
 from conf import Experiment, load
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.rows import NO_GAPS
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -132,7 +131,7 @@ async def _from_worker(url: str, processes: Processes, offer: Offer) -> Seen:
     prompts = offer.prompts
     with tempfile.TemporaryDirectory() as folder:
         shard = ArrowStream(Path(folder) / "rows.arrow")
-        client = Worker(0, client_plan([url], timeout_s=DRAIN_S, gaps=NO_GAPS), prompts, shard)
+        client = Worker(0, client_plan([url], timeout_s=DRAIN_S, record_itl=False), prompts, shard)
         await client.offer(offer.schedule)
         spent = Spent(processes)
         client.start(time.monotonic_ns() + LEAD_NS, time.time_ns() + LEAD_NS)

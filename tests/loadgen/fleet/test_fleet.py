@@ -18,6 +18,7 @@ from conf import load
 from conf.host_outage import HostOutage
 from conf.io.http_get import Access
 from conf.io.secret import Secret
+from conf.specs.experiment import Workload
 from loadgen.fleet.fleet import LoadFleet
 from loadgen.fleet.http_client import ClientPlan
 from loadgen.fleet.load_actor import Actors
@@ -31,6 +32,7 @@ from loadgen.traffic.traffic import Traffic
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.machine.shared_session import SharedSession
 from tests.support.servers.mock_server import answer, serving
+from tests.support.servers.plans import client_plan
 
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
 SELECTOR = {"label_selector": {"role": "!gpu"}}
@@ -57,10 +59,13 @@ def url() -> Iterator[str]:
 
 
 def fleet(url: str, folder: RunFolder, actors: Actors, count: int = 2) -> LoadFleet:
-    plan = ClientPlan(
-        [url], WORKLOAD, "m", 151936, salt=7, timeout_s=PATIENCE_S, access=Access(Secret("hush-hush"))
-    )
-    return LoadFleet(count, actors, plan, folder.shards)
+    plan = client_plan([url], timeout_s=PATIENCE_S, access=Access(Secret("hush-hush")))
+    return LoadFleet(count, actors, asking(plan, WORKLOAD), folder.shards)
+
+
+def asking(plan: ClientPlan, workload: Workload) -> ClientPlan:
+    """The plan with another workload."""
+    return replace(plan, experiment=replace(plan.experiment, workload=workload))
 
 
 def offered(target: LoadFleet, folder: RunFolder, seconds: float) -> tuple[ArrivalSchedule, int]:
@@ -224,7 +229,7 @@ def test_a_shard_from_another_disk_is_fetched(url: str, tmp_path: Path, actors: 
 
 def test_an_actor_that_cannot_begin_is_one_line(url: str, tmp_path: Path) -> None:
     missing = replace(WORKLOAD, tokenizer=str(tmp_path / "none"))
-    plan = ClientPlan([url], missing, "m", 151936, salt=7, timeout_s=1.0)
+    plan = asking(client_plan([url]), missing)
     with pytest.raises(FleetError, match=r"load actor failed to start: ConfigError: on node [^\n]*$"):
         LoadFleet(1, LocalActors(), plan, tmp_path)
 
