@@ -302,13 +302,11 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class AskedService:
-    """The endpoints of a service, which get the questions in turn. Any thread may ask."""
+    """The endpoints of an experiment's service, which get the questions in turn. Any thread may ask."""
 
+    experiment: Experiment
     urls: Sequence[str]
     access: Access
-    model: str
-    output_tokens: int
-    timeout_s: float
 
     def ask(self, question: AskedPrompt) -> AnswerRecord:
         """The answer to a question, or the reason why there is none."""
@@ -325,11 +323,11 @@ class AskedService:
         Every request has a salt of its own: no answer comes out of a prefix cache that another one filled, be
         it of the other side at the same endpoint, of the first repeat, or of the request that tried it out.
         """
-        prompt, tokens = question.prompt, self.output_tokens
+        prompt, tokens = question.prompt, self.experiment.quality.answer_tokens
         response = ask(
             f"{self.urls[question.number % len(self.urls)]}/v1/completions",
-            self.timeout_s,
-            body=request_body(self.model, prompt, tokens, secrets.token_hex(16)),
+            self.experiment.request_timeout_s,
+            body=request_body(self.experiment.model.served_name, prompt, tokens, secrets.token_hex(16)),
             headers={"Content-Type": "application/json"},
             access=self.access,
             most_bytes=most_bytes(len(prompt), tokens),

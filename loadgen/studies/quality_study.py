@@ -59,7 +59,7 @@ class QualityStudy(TwoSides):
     anew = True
 
     def job(self, name: str, experiment: Experiment) -> Job:
-        return AskSide(experiment, self.path / name, self.path / "a", self.experiment.seed)
+        return AskSide(experiment, self.path / name)
 
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         """The verdict from the answers of both folders, its evidence written beside them."""
@@ -71,16 +71,13 @@ class QualityStudy(TwoSides):
 
 
 class AskSide(Job):
-    """The job of one side: ask its questions in its run folder `path`, beside the load of `quality.load`.
-
-    `base` is the folder of side A; `seed` decides the prompts of both sides.
-    """
+    """The job of one side: ask its questions in its run folder `path`, beside the load of `quality.load`."""
 
     verb = KIND
 
-    def __init__(self, experiment: Experiment, path: Path, base: Path, seed: int) -> None:
+    def __init__(self, experiment: Experiment, path: Path) -> None:
         super().__init__(experiment)
-        self._path, self._base, self._seed = path, base, seed
+        self._path, self._base = path, path.with_name("a")
 
     def load(self, driver: Driver) -> None:
         """Only ask: the deployment has warmed the service up, and nothing is timed.
@@ -92,10 +89,9 @@ class AskSide(Job):
         warm_up(driver)
         experiment, service, is_base = self.experiment, self.service, self._path == self._base
         assert service is not None
-        tokens, model = experiment.quality.answer_tokens, experiment.model.served_name
-        asked = AskedService(service.urls, service.access, model, tokens, experiment.request_timeout_s)
+        asked = AskedService(experiment, service.urls, service.access)
         base_answers = {} if is_base else by_prompt(answer_file.read(self._base / answer_file.FILE))
-        questions = (base_questions if is_base else candidate_questions)(replace(experiment, seed=self._seed))
+        questions = (base_questions if is_base else candidate_questions)(experiment)
         _refuse_unfit(asked, questions[0], base_answers.get((0, 0)))
         pace, answers, decided = gate_pace(experiment), list[AnswerRecord](), Gate(experiment.quality)
 

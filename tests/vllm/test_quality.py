@@ -150,9 +150,7 @@ def served(
 def answers(experiment: Experiment, url: str, ask: Sequence[AskedPrompt]) -> list[AnswerRecord]:
     """What the endpoint answers, asked at the gate's own pace."""
     items: list[AnswerRecord] = []
-    service = AskedService(
-        [url], DEFAULT_ACCESS, experiment.model.served_name, experiment.quality.answer_tokens, 60.0
-    )
+    service = AskedService(experiment, [url], DEFAULT_ACCESS)
     pace = gate_questions.gate_pace(experiment)
     with Asking(ask, pace, service.ask, lambda _, one: bool(items.append(one))) as one:
         while not one.is_over():

@@ -334,7 +334,8 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def service(endpoint: Endpoint) -> AskedService:
-    return AskedService([endpoint.url], DEFAULT_ACCESS, "m", 3, 10.0)
+    asking = replace(FAKE, quality=replace(FAKE.quality, answer_tokens=3))
+    return AskedService(asking, [endpoint.url], DEFAULT_ACCESS)
 
 
 def test_every_request_has_a_salt_of_its_own(endpoint: Endpoint) -> None:
