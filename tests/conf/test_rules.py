@@ -40,6 +40,11 @@ def test_every_key_of_a_rule_exists(path: Path, spec: str) -> None:
 
 
 URLS = "engine=external target.urls=[http://a:1,http://b:1] cluster.nodes=3"
+CHAT, TALK = "workload=chat_sessions", "workload=character"
+SEEING = "workload=vision_100_200 model=qwen3_vl_235b_bf16 layout=dp1_tp8"
+UNIFORM = " ".join(
+    f"workload.conversations.answer_tokens.{end}" for end in ("kind=uniform", "cv=0", "spread=.1")
+)
 DEEPSEEK = "model=deepseek_v32_fp8 layout=dp1_tp8"
 SELDOM = {
     "workload.tokenizer=a workload.prompt=text": "the simulated engine counts words",
@@ -61,6 +66,42 @@ SELDOM = {
     "workload.input_tokens.kind=conversation": "kind=conversation needs conversations",
     "workload.input_tokens.kind=empirical": "needs workload.trace=FILE, for kind=empirical",
     "workload.trace_block_tokens=16": "workload.trace_block_tokens needs workload.trace=FILE",
+    "workload.session_hit=0.5": "needs workload.sessions=N",
+    f"{CHAT} workload.prefix_hit=0.96": "must be above workload.prefix_hit=0.96",
+    f"{CHAT} workload.session_hit=1": "must be at least 0 and below 1",
+    f"{CHAT} engine.enable_prefix_caching=false": "is never hit while",
+    "workload.sessions=-1": "must be 0 to",
+    "workload.prefix_hit=.5 engine.enable_prefix_caching=false": "is never hit while",
+    "workload.prefix_hit=1": "must be at least 0 and below 1",
+    "workload.prefix_hit=-.1": "must be at least 0 and below 1",
+    "routing=consistent_hash": "use workload=chat_sessions",
+    "routing=client_side": "goes by sessions",
+    "routing=bounded_hash routing.data_path=haproxy": "needs data_path=python_proxy, not haproxy",
+    "routing=bounded_hash routing.load_factor=0.9": "must be at least 1",
+    "routing=consistent_hash routing.vnodes=0": "must be at least 1",
+    "routing=prefix_affinity workload.prompt=text": "a plain application passes them on unread",
+    "routing=prefix_affinity engine=vllm": "not by token ids",
+    f"{CHAT} routing=per_node cluster=laptop_4n": "use routing=client_side",
+    f"{TALK} workload.prefix_hit=.5": "shared beginnings of their own",
+    f"{TALK} workload.sessions=5": "shared beginnings of their own",
+    f"{TALK} workload.arrivals.kind=constant": "begin as a Poisson process",
+    f"{TALK} workload.input_tokens.kind=fixed": "give the requests their lengths",
+    f"{TALK} concurrency=4": "open loop",
+    f"{TALK} profile_qps=[[0,1],[60,2]]": "open loop",
+    f"{TALK} routing=per_node": "several replicas",
+    f"{TALK} workload.conversations.turns=1": "turns",
+    f"{TALK} workload.conversations.max_prompt_tokens=700": "half of it above",
+    f"{TALK} workload.conversations.system_tokens=-1": "system_tokens=-1 must be at least 0",
+    f"{TALK} {UNIFORM}": "fixed or lognormal",
+    f"{TALK} workload.conversations.truncation=smart": "truncation",
+    "workload.images.most=1": "parts of a chat message",
+    "workload=vision_100_200": "sees no images",
+    f"{SEEING} workload.images.most=6": "must be 0 to 5",
+    f"{SEEING} workload.images.least=2": "must not be above workload.images.most=1",
+    f"{SEEING} workload.images.width_px=0": "must be 1 to",
+    f"{SEEING} workload.images.tokens=7": "makes 1024 of 1024 x 1024 pixels",
+    f"{SEEING} workload.prefix_hit=.5": "not modelled",
+    f"{SEEING} engine=vllm_emulated": "no vision encoder",
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf import ConfigError, Experiment, load
+from conf import Experiment, load
 from conf.specs.request_sizes import Images, tokens_of
 from loadgen.cli import engine_model
 from loadgen.cli.words import experiment_of as asked
@@ -150,24 +150,6 @@ def test_a_schedule_draws_so_many_images_and_every_row_tells_them() -> None:
     assert plan_table(schedule)["image_tokens"].to_pylist() == schedule.image_tokens.tolist()
     assert Traffic(experiment.workload).longest_request_tokens == 300 + 3 * 1024
     assert experiment.workload.prompt_tokens == 100 + 1.5 * 1024
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["workload.images.most=1"], "parts of a chat message"),
-        (["workload=vision_100_200"], "sees no images"),
-        ([*SEEING, "workload.images.most=6"], "must be 0 to 5"),
-        ([*SEEING, "workload.images.least=2"], "must not be above workload.images.most=1"),
-        ([*SEEING, "workload.images.width_px=0"], "must be 1 to"),
-        ([*SEEING, "workload.images.tokens=7"], "makes 1024 of 1024 x 1024 pixels"),
-        ([*SEEING, "workload.prefix_hit=.5"], "not modelled"),
-        ([*SEEING, "engine=vllm_emulated"], "no vision encoder"),
-    ],
-)
-def test_images_that_nobody_would_see_are_refused(words: list[str], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        load(words)
 
 
 def test_the_tokens_of_an_image_are_the_models() -> None:

@@ -290,29 +290,6 @@ def test_a_planned_turn_has_what_its_prompt_shares() -> None:
     assert lost.schema == records.SHARD and lost["session_id"].to_pylist() == table["session_id"].to_pylist()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["workload.prefix_hit=.5"], "shared beginnings of their own"),
-        (["workload.sessions=5"], "shared beginnings of their own"),
-        (["workload.arrivals.kind=constant"], "begin as a Poisson process"),
-        (["workload.input_tokens={kind: fixed, mean: 5}"], "give the requests their lengths"),
-        (["concurrency=4"], "open loop"),
-        (["profile_qps=[[0,1],[60,2]]"], "open loop"),
-        (["routing=per_node"], "several replicas"),
-        (["workload.conversations.turns=1"], "turns"),
-        (["workload.conversations.max_prompt_tokens=700"], "half of it above"),
-        (["workload.conversations.system_tokens=-1"], "system_tokens=-1 must be at least 0"),
-        (["workload.conversations.answer_tokens={kind: uniform, cv: 0, spread: .1}"], "fixed or lognormal"),
-        (["workload.conversations.truncation=smart"], "truncation"),
-    ],
-)
-def test_what_conversations_cannot_be_is_refused_in_a_line(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as refused:
-        load(["workload=character", *words])
-    assert "\n" not in str(refused.value)
-
-
 def test_compare_refuses_users_who_cannot_be_scaled_and_a_grid_does_not_pair_them() -> None:
     both = [load(["workload=character", f"search={name}"]) for name in ("standard", "standard")]
     assert comparison.unlike(*both) == "conversations are not scaled in time"

@@ -19,7 +19,7 @@ from numpy.testing import assert_array_equal
 from analysis.capacity.checks import prefix_hit_error
 from analysis.rows import records, routing_spread
 from analysis.rows.records import REQUESTS
-from conf import ConfigError, load
+from conf import load
 from conf.specs.experiment import Workload
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.http_client import chosen
@@ -237,32 +237,3 @@ def test_with_sessions_the_hits_are_reported_and_not_judged() -> None:
     assert routing_spread.with_sessions(rows_of((4, "a", 1))) and not routing_spread.with_sessions(
         rows_of((-1, "a", 1))
     )
-
-
-# --- what may be asked ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["workload.session_hit=0.5"], "needs workload.sessions=N"),
-        (["workload=chat_sessions", "workload.prefix_hit=0.96"], "must be above workload.prefix_hit=0.96"),
-        (["workload=chat_sessions", "workload.session_hit=1"], "must be at least 0 and below 1"),
-        (["workload.sessions=-1"], "must be 0 to"),
-        (["workload=chat_sessions", "engine.enable_prefix_caching=false"], "is never hit while"),
-        (["workload.prefix_hit=.5", "engine.enable_prefix_caching=false"], "is never hit while"),
-        (["workload.prefix_hit=1"], "must be at least 0 and below 1"),
-        (["workload.prefix_hit=-.1"], "must be at least 0 and below 1"),
-        (["routing=consistent_hash"], "use workload=chat_sessions"),
-        (["routing=client_side"], "goes by sessions"),
-        (["routing=bounded_hash", "routing.data_path=haproxy"], "needs data_path=python_proxy, not haproxy"),
-        (["routing=bounded_hash", "routing.load_factor=0.9"], "must be at least 1"),
-        (["routing=consistent_hash", "routing.vnodes=0"], "must be at least 1"),
-        (["routing=prefix_affinity", "workload.prompt=text"], "a plain application passes them on unread"),
-        (["routing=prefix_affinity", "engine=vllm"], "not by token ids"),
-        (["routing=per_node", "workload=chat_sessions", "cluster=laptop_4n"], "use routing=client_side"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_the_remedy(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load(words)
