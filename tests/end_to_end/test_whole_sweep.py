@@ -1,4 +1,4 @@
-"""`python -m loadgen sweep` on real Ray, Serve and HTTP: its answer, its folder, and the page beside it."""
+"""Whole commands over HTTP: a sweep on real Ray and its page, the quality gate, a gateway unlike vLLM."""
 
 import json
 import re
@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import urllib.request
+import zlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from analysis import load_run
+from analysis.quality import answer_file
 from analysis.results import summary
+from loadgen.__main__ import main
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, START_S, until
 from tests.support.runs.run_folders import check_folder
-
-pytestmark = pytest.mark.ray
+from tests.support.servers.certificates import self_signed, server_tls
+from tests.support.servers.mock_server import Script, head, serving
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +51,7 @@ def states(stream: Any) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix(b"data: ")) for line in lines]
 
 
+@pytest.mark.ray
 @pytest.mark.usefixtures("no_session", "nothing_left")
 def test_a_whole_sweep_finds_the_capacity_and_is_seen_while_it_loads(tmp_path: Path) -> None:
     """A neighbour may spoil the timing of a try, or leave an end open; never the rows, never the honesty."""
@@ -114,4 +119,111 @@ def check_proof(folder: Path, code: int) -> dict[str, Any]:
     assert len(seconds) > 20 and {row["replica"] for row in seconds} <= replicas
     assert max(row["running"] or 0 for row in seconds) > 0
     assert run.clients().num_rows > 20 and sum(run.clients()["sends"].to_pylist()) > 50
+    return result
+
+
+GATE = [
+    "b.engine.defect=0.3",
+    "quality.load=2",
+    "quality.prompts=80",
+    "quality.margin_nats=.2",
+    "quality.margin_broken=.2",
+    "run=gate",
+]
+"""Wide margins, which few prompts decide."""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_standing")
+def test_a_defect_is_found_beside_a_load_and_the_folder_says_so_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quality", *GATE, f"out={tmp_path}", "--json"]) == summary.EXIT_DEGRADED
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["quality"]["verdict"] == "DEGRADED"
+    assert result["requests"]["rows"] > 0
+    path = tmp_path / "gate"
+    assert (path / "report.html").exists()
+    for side, repeats in (("a", {0, 1}), ("b", {0})):
+        answers = answer_file.read(path / side / answer_file.FILE)
+        assert {answer.repeat for answer in answers} == repeats
+        assert all(answer.answer for answer in answers)
+    assert main(["quality", str(path / "a"), str(path / "b"), "--json"]) == summary.EXIT_DEGRADED
+    assert json.loads(capsys.readouterr().out)["quality"] == result["quality"]
+
+
+REFUSED = {"stream_options", "ignore_eos", "min_tokens", "temperature", "max_tokens"}
+OF_A_GATEWAY = [
+    *("rate_qps=8", "duration_s=4", "engine=external", "workload=smoke", "workload.prompt=chat"),
+    *("workload.output_tokens.mean=4", "fleet.actors=1"),
+    *("fleet.warmup_requests=2", "search.settle_s=2", "search.transition_s=1"),
+    *("target.list_models=false", "target.omit=[stream_options,ignore_eos,min_tokens,temperature]"),
+    "target.max_tokens_field=max_completion_tokens",
+]
+
+
+def packed(events: list[bytes]) -> list[bytes | float | None]:
+    """Chunks of HTTP, each with one event that can be unpacked at once."""
+    pack = zlib.compressobj(wbits=31)
+    pieces: list[bytes | float | None] = []
+    for event in events:
+        piece = pack.compress(b"data: " + event + b"\n\n") + pack.flush(zlib.Z_SYNC_FLUSH)
+        pieces += [b"%x\r\n%s\r\n" % (len(piece), piece), 0.02]
+    return [*pieces, b"0\r\n\r\n"]
+
+
+def gateway(bodies: list[dict[str, Any]]) -> Script:
+    """Chats, compressed and with status 201, for requests without the fields that it refuses."""
+
+    def script(body: dict[str, Any]) -> list[bytes | float | None]:
+        bodies.append(body)
+        if REFUSED & set(body):
+            return [b"HTTP/1.1 400 Unknown field\r\nContent-Length: 0\r\n\r\n"]
+        count, words = body["max_completion_tokens"], body["messages"][0]["content"].split()
+        choices = [
+            {"delta": {"content": "x"}, "finish_reason": "length" if number == count - 1 else None}
+            for number in range(count)
+        ]
+        usage = {"prompt_tokens": len(words), "completion_tokens": count}
+        trees = [*({"choices": [choice]} for choice in choices), {"choices": [], "usage": usage}]
+        events = [json.dumps(tree).encode() for tree in trees]
+        return [head("201 Created", "Content-Encoding: gzip\r\n"), *packed([*events, b"[DONE]"])]
+
+    return script
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_a_gateway_is_measured_as_it_is(tmp_path: Path) -> None:
+    ca, bodies = self_signed(tmp_path), list[dict[str, Any]]()
+    with serving(gateway(bodies), server_tls(ca)) as server:
+        tree = tries.valid(lambda number: probed(server.url, ca, tmp_path / f"try-{number}"))
+    # Four seconds are valid, and by the rule of a probe too short to show that the bounds are kept.
+    assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_OPEN, True), tree["reason"]
+    assert {request.split(b" ")[1] for request, _ in server.requests} == {b"/team/llm/v1/chat/completions"}
+    assert len(bodies) > 10 and not any(REFUSED & set(body) for body in bodies)
+
+
+def probed(url: str, ca: Path, folder: Path) -> dict[str, Any]:
+    """The verdict of one probe, whose rows and events must be right even where a busy machine voids it."""
+    own = [f"target.urls=[{url}/team/llm/v1/]", f"target.ca_file={ca}"]
+    words = [*OF_A_GATEWAY, *own, f"out={folder.parent}", f"run={folder.name}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "loadgen", "probe", "--json", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=2 * START_S,
+    )
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert result["exit_code"] == done.returncode, done.stderr
+    run = load_run(folder)
+    rows = run.requests().to_pylist()
+    counted = Counter((row["status"], row["http_status"]) for row in rows)
+    assert counted["ok", 201] > 10 and {status for status, _ in counted} <= {"ok", "missed"}
+    assert {row["output_tokens"] for row in rows if row["status"] == "ok"} == {4}
+    said = [event["text"] for event in run.events() if event["event"] == "metrics"]
+    unobserved = f"{url}/team/llm/metrics gives no metrics (HTTP 404): the engine is not observed"
+    assert said == [unobserved], "the scraper trusts the same CA and keeps to the same path"
     return result
