@@ -1,10 +1,16 @@
 """loadgen/run: a folder that a kill leaves whole, and a run that was cut short goes on, nothing twice."""
 
-import numpy as np
 import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
 import pytest
-import threading
+
 from analysis import load_run
 from analysis.capacity.posterior import posterior
 from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, Window
@@ -13,10 +19,8 @@ from analysis.results.json_border import to_tree
 from analysis.results.runs import Run
 from analysis.results.verdicts import RunVerdict
 from analysis.rows import records, shards
-from collections.abc import Callable
 from conf import ConfigError, load
 from conf.host_outage import HostOutage
-from dataclasses import replace
 from loadgen.drive.driver import Driver
 from loadgen.drive.load_feed import Past
 from loadgen.drive.programs import sweep
@@ -26,13 +30,12 @@ from loadgen.run.resumption import past
 from loadgen.run.run_folder import BusyError, RunFolder
 from loadgen.search.policy import prior
 from loadgen.search.window_plan import MeasuredWindow, Start
-from loadgen.traffic.schedule import ArrivalSchedule, NS, PHASES
-from pathlib import Path
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.search.searches import swept
 from tests.support.virtual.virtual_drivers import engines, plan
 from tests.support.virtual.virtual_target import VirtualTarget
-from typing import Any
+
 
 class Killed(BaseException):
     """The process is gone."""
