@@ -50,37 +50,26 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """A node of Ray: a name for people, its label `role`, its resource GPU."""
+class InspectedNode:
+    """A node of Ray with its facts: a name for people, its label `role`, its resource GPU.
+
+    `clock_s` is the node's clock minus the driver's, and half the round trip as its uncertainty. `devices`
+    counts the GPUs that PyTorch sees for each id that Ray hands out.
+    """
 
     name: str
     role: str
     ray_gpus: float
     is_head: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NodeClock:
-    """The node's clock minus the driver's, and half the round trip as its uncertainty."""
-
-    offset_s: float
-    uncertainty_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class InspectedNode:
-    """One node with its facts. `devices` counts the GPUs that PyTorch sees for each id that Ray hands out."""
-
-    node: Node
     host: Host
-    clock: NodeClock | None = None
+    clock_s: tuple[float, float] | None = None
     devices: Mapping[str, int | None] | None = None
 
     @property
     def serves(self) -> bool:
         """True if engines may run here: not on a node for load actors, nor on a head without GPUs."""
-        has_gpus = self.node.ray_gpus > 0 or bool(self.host.gpus) or self.node.role == "gpu"
-        return self.node.role != LOAD_ROLE and has_gpus
+        has_gpus = self.ray_gpus > 0 or bool(self.host.gpus) or self.role == "gpu"
+        return self.role != LOAD_ROLE and has_gpus
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -122,7 +111,7 @@ class Check:
     def concerns(self, node: InspectedNode, expected: Expected) -> bool:
         if (self.when and not getattr(expected, self.when)) or (self.amd and not expected.arch):
             return False
-        return {"every": True, "head": node.node.is_head}.get(self.where, node.serves)
+        return {"every": True, "head": node.is_head}.get(self.where, node.serves)
 
     def is_met_by(self, value: Any) -> bool:
         """True if a fact is as the row expects it."""
@@ -143,7 +132,7 @@ def compare(check: Check, nodes: Sequence[InspectedNode], expected: Expected) ->
     concerned = [node for node in nodes if check.concerns(node, expected)]
     names: dict[Any, list[str]] = {}
     for node in concerned:
-        names.setdefault(node.host.facts.get(check.name), []).append(node.node.name)
+        names.setdefault(node.host.facts.get(check.name), []).append(node.name)
     if not names:
         return None
     needed = check.needed_by is not None and expected.engine.startswith(check.needed_by)

@@ -3,10 +3,10 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from cluster.preflight.checks import Check, Expected, Finding, InspectedNode, Status
-from cluster.preflight.node_facts import GIB, Weights, size
+from cluster.preflight.node_facts import GIB, size
 
 VRAM_OFF = 0.01
 """Beyond the share that drivers keep back (MI300X 0.0001; our choice)."""
@@ -18,62 +18,42 @@ KIND = re.compile(r"\bMI\d{3}\w*\b")
 """The model in a GPU's name: MI325X."""
 
 
-class Judgement(NamedTuple):
-    """A figure, None if it could not be read, and whether it is as expected, or its status.
+Judgement = tuple[str | None, bool | Status, Mapping[str, Any]]
+"""A figure, None if it could not be read; whether it is as expected, or its status; words of the row's texts.
 
-    `words` are those of the row's texts; a `remedy` stands in place of the row's.
-    """
-
-    figure: str | None
-    verdict: bool | Status
-    words: Mapping[str, Any]
-    remedy: str | None = None
-
-
+A `remedy` among the words stands in place of the row's.
+"""
 Judge = Callable[[InspectedNode, Expected], Judgement | None]
 """Judges a node's facts; None if it is not concerned."""
 
 
-def judged(figure: str | None, verdict: bool | Status, remedy: str | None = None, **words: Any) -> Judgement:
-    return Judgement(figure, verdict, words, remedy)
+def judged(figure: str | None, verdict: bool | Status, **words: Any) -> Judgement:
+    return figure, verdict, words
 
 
 def check_node(check: Check, node: InspectedNode, expected: Expected) -> Finding | None:
     """The finding of a check on a node; None if it does not concern the node."""
     if not check.concerns(node, expected):
         return None
-    name = node.node.name
     if check.where == "gpu" and not node.gpus:
-        return Finding("unknown", without_gpus(node, expected), "", check=check.name, node=name)
-    judge = JUDGES.get(check.name)
-    judgement = judge(node, expected) if judge else _by_fact(check, node, expected)
+        return Finding("unknown", without_gpus(node, expected), "", check=check.name, node=node.name)
+    if judge := JUDGES.get(check.name):
+        judgement = judge(node, expected)
+    elif (value := node.host.facts.get(check.name)) is None:
+        judgement = judged(None, False)
+    else:
+        judgement = judged(check.figure.format(value=value, expected=expected), check.is_met_by(value))
     if judgement is None:
         return None
-    words = {"expected": expected, **judgement.words}
-    status, figure, remedy = _status(check, judgement), judgement.figure, check.remedy
+    figure, verdict, words = judgement
+    words = {"expected": expected, "remedy": check.unreported if figure is None else check.remedy, **words}
+    status: Status = verdict if isinstance(verdict, str) else "pass" if verdict else check.bad
     if figure is None:
-        figure, remedy = "not reported here", check.unreported
+        status, figure = "unknown", "not reported here"
     elif status == "fail" and not (check.strict or expected.needs_gpus):
         status = "warn"
-    if judgement.remedy is not None:
-        remedy = judgement.remedy
-    remedy = "" if status == "pass" else remedy.format(**words)
-    return Finding(status, figure, check.expected.format(**words), remedy, check=check.name, node=name)
-
-
-def _status(check: Check, judgement: Judgement) -> Status:
-    if judgement.figure is None:
-        return "unknown"
-    if isinstance(judgement.verdict, bool):
-        return "pass" if judgement.verdict else check.bad
-    return judgement.verdict
-
-
-def _by_fact(check: Check, node: InspectedNode, expected: Expected) -> Judgement:
-    value = node.host.facts.get(check.name)
-    if value is None:
-        return judged(None, False)
-    return judged(check.figure.format(value=value, expected=expected), check.is_met_by(value))
+    remedy = "" if status == "pass" else words["remedy"].format(**words)
+    return Finding(status, figure, check.expected.format(**words), remedy, check=check.name, node=node.name)
 
 
 def without_gpus(node: InspectedNode, expected: Expected) -> str:
@@ -89,10 +69,10 @@ def gpus(node: InspectedNode, expected: Expected) -> Judgement:
     if not visible:
         why = without_gpus(node, expected)
         if not expected.arch or (visible is not None and not expected.needs_gpus):
-            return judged(why, "unknown", "")
+            return judged(why, "unknown", remedy="")
         if visible is None:
-            return judged(why, "unknown", "give the container access to /dev/kfd and /sys/class/kfd")
-        return judged(why, "fail", "pass /dev/kfd and /dev/dri to the container; load the driver")
+            return judged(why, "unknown", remedy="give the container access to /dev/kfd and /sys/class/kfd")
+        return judged(why, "fail", remedy="pass /dev/kfd and /dev/dri to the container; load the driver")
     kinds = Counter(gpu.kind for gpu in visible)
     figure = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     right = all(_is_kind(gpu.name, gpu.arch, expected) for gpu in visible)
@@ -109,13 +89,13 @@ def _is_kind(name: str | None, arch: str | None, expected: Expected) -> bool:
 
 def ray_gpus(node: InspectedNode, expected: Expected) -> Judgement:
     """GPUs that Ray counts: without the Python module amdsmi it silently counts no AMD GPUs."""
-    registered, visible = node.node.ray_gpus, node.host.gpus
+    registered, visible = node.ray_gpus, node.host.gpus
     unread = visible is None or not (visible or expected.arch)
     figure = f"{registered:g} in Ray, {'?' if unread else len(visible or ())} visible"
     if unread and expected.needs_gpus:
-        return judged(figure, "unknown", without_gpus(node, expected))
+        return judged(figure, "unknown", remedy=without_gpus(node, expected))
     if visible is None or (not visible and not expected.needs_gpus):
-        return judged(figure, "unknown", "Ray counts pretended GPUs here" if registered else "")
+        return judged(figure, "unknown", remedy="Ray counts pretended GPUs here" if registered else "")
     good = registered == len(visible) == expected.gpus_per_node
     return judged(figure, good, module="" if node.host.amdsmi else " (Python cannot import amdsmi)")
 
@@ -167,7 +147,7 @@ def gpu_numa(node: InspectedNode, expected: Expected) -> Judgement | None:
 def visible_to_torch(node: InspectedNode, expected: Expected) -> Judgement:
     """Each GPU id that Ray hands out is visible alone, and computes."""
     if node.devices is None:
-        return judged("PyTorch is not here or the GPUs were not free", "unknown", "")
+        return judged("PyTorch is not here or the GPUs were not free", "unknown", remedy="")
     bad = [device for device, count in node.devices.items() if count != 1]
     figure = f"{len(node.devices) - len(bad)} of {len(node.devices)} GPUs"
     return judged(figure, not bad and bool(node.devices), gpus=_list(bad))
@@ -179,26 +159,24 @@ def _list(numbers: list[int] | list[str]) -> str:
 
 def clock(node: InspectedNode, expected: Expected) -> Judgement:
     """Clock offset from the driver; unknown if the uncertainty of the measurement decides."""
-    if node.clock is None:
-        return judged("not measured", "unknown", "")
-    offset_ms, spread_ms = abs(node.clock.offset_s) * 1e3, node.clock.uncertainty_s * 1e3
-    figure = f"{node.clock.offset_s * 1e3:+.2f} ms ± {spread_ms:.2f} ms"
+    if node.clock_s is None:
+        return judged("not measured", "unknown", remedy="")
+    signed_ms, spread_ms = (seconds * 1e3 for seconds in node.clock_s)
+    figure, offset_ms = f"{signed_ms:+.2f} ms ± {spread_ms:.2f} ms", abs(signed_ms)
     if offset_ms + spread_ms < CLOCK_MS:
         return judged(figure, "pass")
     if offset_ms - spread_ms < CLOCK_MS:
-        return judged(figure, "unknown", "the round trip is too slow to tell; look at `chronyc tracking`")
+        remedy = "the round trip is too slow to tell; look at `chronyc tracking`"
+        return judged(figure, "unknown", remedy=remedy)
     return judged(figure, "fail" if offset_ms - spread_ms >= CLOCK_MOST_MS else "warn")
 
 
 def weights(node: InspectedNode, expected: Expected) -> Judgement | None:
-    folder = node.host.weights
-    if folder is None:
-        figure = "engine.model_path is empty: vLLM looks the model up by its name"
-        remedy = "set engine.model_path to a folder that every node has"
-        return judged(figure, "unknown", remedy) if expected.needs_gpus else None
-    if isinstance(folder, Weights):
-        return judged(f"{folder.bytes / GIB:.1f} GiB in {folder.files} files", True)
-    return judged(folder, False)
+    if expected.model_path:
+        return judged(node.host.weights, node.host.facts["weights equal"] is not None)
+    figure = "engine.model_path is empty: vLLM looks the model up by its name"
+    remedy = "set engine.model_path to a folder that every node has"
+    return judged(figure, "unknown", remedy=remedy) if expected.needs_gpus else None
 
 
 def device_variables(node: InspectedNode, expected: Expected) -> Judgement:
@@ -213,7 +191,7 @@ def device_variables(node: InspectedNode, expected: Expected) -> Judgement:
 
 def shared_memory(node: InspectedNode, expected: Expected) -> Judgement:
     least_gib = SHARED_MEMORY_GIB if expected.needs_gpus else SHARED_MEMORY_RAY_GIB
-    there = node.host.shared_memory_bytes
+    there: Any = node.host.facts["/dev/shm"]
     figure = None if there is None else size(there)
     return judged(figure, (there or 0) >= least_gib * GIB, least=least_gib)
 

@@ -49,19 +49,11 @@ Facts = Mapping[str, str | float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """A model's folder: its bytes of weights, and a digest of its config and its files' names and sizes."""
-
-    bytes: int
-    files: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
 class Host:
     """What a node reports. `facts` are those that checks.yaml judges or compares, by the names of its rows.
 
-    `environment` holds digests of values by name, `shown` the few plain values.
+    `environment` holds digests of values by name, `shown` the few plain values. `weights` describes the
+    model's folder, or says why it cannot be read.
     """
 
     facts: Facts
@@ -69,14 +61,13 @@ class Host:
     amdsmi: bool
     environment: Mapping[str, str]
     shown: Mapping[str, str]
-    weights: Weights | str | None
-    shared_memory_bytes: int | None
+    weights: str
 
 
 def read_host(model_path: str, http_port: int, engine_env: Mapping[str, str]) -> Host:
     """All facts of this node, in a second, or half a minute if vLLM must be imported."""
     root, env = Path("/"), {**os.environ, **engine_env}
-    gpus, folder = read_gpus(root), weights(Path(model_path)) if model_path else None
+    gpus, (folder, digest) = read_gpus(root), weights(Path(model_path)) if model_path else ("", None)
     shared = _usage(root / "dev/shm")
     return Host(
         facts={
@@ -85,7 +76,8 @@ def read_host(model_path: str, http_port: int, engine_env: Mapping[str, str]) ->
             **kernel_facts(root),
             **process_facts(env, http_port),
             "image": image_digest(root, env),
-            "weights equal": f"digest {folder.digest}" if isinstance(folder, Weights) else None,
+            "weights equal": digest,
+            "/dev/shm": shared and shared.total,
             "chrony": ntp_offset_ms(run_tool(["chronyc", "tracking"])),
         },
         gpus=gpus,
@@ -93,7 +85,6 @@ def read_host(model_path: str, http_port: int, engine_env: Mapping[str, str]) ->
         environment=environment(env),
         shown={name: env[name] for name in SHOWN if name in env},
         weights=folder,
-        shared_memory_bytes=shared and shared.total,
     )
 
 
@@ -196,19 +187,22 @@ def image_digest(root: Path, env: Mapping[str, str]) -> str | None:
     return match[1] if match else None
 
 
-def weights(folder: Path) -> Weights | str:
-    """The weights in `folder`, or one line on why they cannot be read."""
+def weights(folder: Path) -> tuple[str, str | None]:
+    """The size of the weights in `folder`, and a digest of its config and its files' names and sizes.
+
+    If they cannot be read, one line on why, and None.
+    """
     try:
         files = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
         sizes = {path.name: path.stat().st_size for path in files}
         config = (folder / "config.json").read_bytes()
         unreadable = [path.name for path in files if not os.access(path, os.R_OK)]
     except OSError as error:
-        return f"{error.strerror}: {error.filename}"
+        return f"{error.strerror}: {error.filename}", None
     if not files or unreadable:
-        return f"cannot read {unreadable[0]}" if unreadable else f"no weights in {folder}"
+        return f"cannot read {unreadable[0]}" if unreadable else f"no weights in {folder}", None
     digest = hashlib.sha256(config + json.dumps(sizes).encode()).hexdigest()[:12]
-    return Weights(sum(sizes.values()), len(files), digest)
+    return f"{sum(sizes.values()) / GIB:.1f} GiB in {len(files)} files", f"digest {digest}"
 
 
 def is_free(port: int) -> bool:

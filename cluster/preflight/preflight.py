@@ -14,8 +14,6 @@ from cluster.preflight.checks import (
     Expected,
     Finding,
     InspectedNode,
-    Node,
-    NodeClock,
     Status,
     compare,
     environments,
@@ -137,16 +135,16 @@ def inspect(expected: Expected) -> PreflightReport:
     tasks = {key: on_node(key, read_host).remote(*request) for key in nodes}
     hosts, lost = gather(tasks, expected.node_timeout_s)
     seen = {
-        key: InspectedNode(nodes[key], host, _offset(key, expected.node_timeout_s))
+        key: InspectedNode(*nodes[key], host, _offset_s(key, expected.node_timeout_s))
         for key, host in hosts.items()
     }
     seen = with_devices(seen, expected)
     remedy = "look at `ray status` and at the node itself; the package must be installed there"
     silent = [
-        Finding("fail", reason, "an answer", remedy, check="node", node=nodes[key].name)
+        Finding("fail", reason, "an answer", remedy, check="node", node=nodes[key][0])
         for key, reason in lost.items()
     ]
-    names = tuple(node.name for node in nodes.values())
+    names = tuple(name for name, *_ in nodes.values())
     return PreflightReport(names, (*silent, *findings(list(seen.values()), expected)))
 
 
@@ -167,22 +165,20 @@ def _enough(nodes: Sequence[InspectedNode], expected: Expected) -> Finding:
     return Finding(status, str(serving), wanted, remedy, check="serving nodes", node=ALL_NODES)
 
 
-def _alive_nodes() -> dict[str, Node]:
-    """Alive nodes by Ray's id; nodes that share an address have the beginning of the id in their name."""
+def _alive_nodes() -> dict[str, tuple[str, str, float, bool]]:
+    """Name, role, GPUs and being the head of the alive nodes, by Ray's id.
+
+    Nodes that share an address have the beginning of the id in their name.
+    """
     alive = [node for node in ray.nodes() if node["Alive"]]
     addresses = Counter(node["NodeManagerAddress"] for node in alive)
-    return {node["NodeID"]: _node(node, addresses[node["NodeManagerAddress"]] == 1) for node in alive}
-
-
-def _node(node: Mapping[str, Any], alone: bool) -> Node:
-    address, resources = node["NodeManagerAddress"], node["Resources"]
-    name = address if alone else f"{address}#{node['NodeID'][:6]}"
-    role = node.get("Labels", {}).get("role", "")
-    return Node(name, role, resources.get("GPU", 0.0), HEAD_RESOURCE in resources)
-
-
-def _wall_ns() -> int:
-    return time.time_ns()
+    nodes = {}
+    for node in alive:
+        key, name, resources = node["NodeID"], node["NodeManagerAddress"], node["Resources"]
+        name += "" if addresses[name] == 1 else f"#{key[:6]}"
+        role = node.get("Labels", {}).get("role", "")
+        nodes[key] = name, role, resources.get("GPU", 0.0), HEAD_RESOURCE in resources
+    return nodes
 
 
 def _read_devices() -> dict[str, int | None]:
@@ -190,9 +186,9 @@ def _read_devices() -> dict[str, int | None]:
     return visible_devices([str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids()["GPU"]])
 
 
-def _offset(node: str, timeout_s: float) -> NodeClock | None:
-    """The node's clock against ours: the best of twenty round trips."""
-    trips, clock = [], on_node(node, _wall_ns)
+def _offset_s(node: str, timeout_s: float) -> tuple[float, float] | None:
+    """The node's clock against ours and its uncertainty: the best of twenty round trips."""
+    trips, clock = [], on_node(node, lambda: time.time_ns())
     deadline = time.monotonic() + timeout_s
     for _ in range(ROUND_TRIPS):
         before = time.time_ns()
@@ -201,8 +197,8 @@ def _offset(node: str, timeout_s: float) -> NodeClock | None:
         except RayError:  # GetTimeoutError is one too; the node may have gone since it answered
             return None
         after = time.time_ns()
-        trips.append(NodeClock((remote - (before + after) / 2) / 1e9, (after - before) / 2e9))
-    return min(trips, key=lambda trip: trip.uncertainty_s)
+        trips.append(((remote - (before + after) / 2) / 1e9, (after - before) / 2e9))
+    return min(trips, key=lambda trip: trip[1])
 
 
 def with_devices(nodes: Mapping[str, InspectedNode], expected: Expected) -> dict[str, InspectedNode]:
@@ -210,10 +206,10 @@ def with_devices(nodes: Mapping[str, InspectedNode], expected: Expected) -> dict
     usable = {
         key: node
         for key, node in nodes.items()
-        if node.serves and node.gpus and node.node.ray_gpus and node.host.facts.get("torch")
+        if node.serves and node.gpus and node.ray_gpus and node.host.facts.get("torch")
     }
     if not usable:
         return dict(nodes)
-    tasks = {key: on_node(key, _read_devices, node.node.ray_gpus).remote() for key, node in usable.items()}
+    tasks = {key: on_node(key, _read_devices, node.ray_gpus).remote() for key, node in usable.items()}
     reported, _ = gather(tasks, expected.node_timeout_s)
     return {**nodes, **{key: replace(nodes[key], devices=devices) for key, devices in reported.items()}}

@@ -7,9 +7,8 @@ host answers too.
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from conf.host_outage import HostOutage
 
@@ -44,32 +43,19 @@ class HostLog:
     answered_ns: int | None = None
     outages: list[HostOutage] = field(default_factory=list)
 
-    def answered(self, at_ns: int) -> None:
-        """The host took a connection that was begun at this time."""
-        if self.is_out:
-            self.outages[-1] = replace(self.outages[-1], until_ns=at_ns)
-        self.answered_ns = at_ns
-
-    def silent(self, reason: str) -> None:
-        """The host took none."""
-        if self.answered_ns is not None and not self.is_out:
+    def note(self, began_ns: int, reason: str = "") -> None:
+        """The host took a connection that was begun at this time, or took none for a reason."""
+        if not reason:
+            if self.is_out:
+                self.outages[-1] = replace(self.outages[-1], until_ns=began_ns)
+            self.answered_ns = began_ns
+        elif self.answered_ns is not None and not self.is_out:
             host = self.host
             self.outages.append(HostOutage(host.name, host.address, host.serves, reason, self.answered_ns))
 
     @property
     def is_out(self) -> bool:
         return bool(self.outages) and self.outages[-1].until_ns is None
-
-
-def hosts_of(nodes: Iterable[Mapping[str, Any]], serving: Collection[str]) -> list[WatchedHost]:
-    """The hosts of nodes, as `ray.nodes()` has them; `serving` are addresses."""
-    ports = ((node["NodeManagerAddress"], node) for node in nodes)
-    return [
-        WatchedHost(
-            str(node["NodeManagerHostname"]), address, int(node["NodeManagerPort"]), address in serving
-        )
-        for address, node in dict(ports).items()
-    ]
 
 
 def connect(host: WatchedHost) -> None:
@@ -99,7 +85,7 @@ class HostWatch:
         with self._lock:
             others = [log for log in self._logs.values() if wanted.get(log.host.address) != log.host]
             for log in others:
-                log.answered(now_ns)
+                log.note(now_ns)
                 self._past += log.outages
                 del self._logs[log.host.address]
             new = [host for address, host in wanted.items() if address not in self._logs]
@@ -130,8 +116,5 @@ class HostWatch:
             except OSError as error:
                 reason = error.strerror or "no answer"
             with self._lock:
-                if reason:
-                    log.silent(reason)
-                else:
-                    log.answered(began_ns)
+                log.note(began_ns, reason)
             self._ended.wait(PERIOD_S)

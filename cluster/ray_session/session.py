@@ -26,7 +26,7 @@ from ray.cluster_utils import Cluster as RayCluster
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.ray_session.host_watch import WatchedHost, hosts_of
+from cluster.ray_session.host_watch import WatchedHost
 from cluster.ray_session.own_machine import (
     FRONT_S,
     LOAD_ROLE,
@@ -319,7 +319,11 @@ def watched_hosts(serving: Collection[str]) -> list[WatchedHost]:
     Raises SessionError if the head does not say in time.
     """
     with as_session_error("list the nodes of the Ray session", "start it again"):
-        return hosts_of(ray_patches.alive_nodes(), serving)
+        nodes = {node["NodeManagerAddress"]: node for node in ray_patches.alive_nodes()}
+    return [
+        WatchedHost(node["NodeManagerHostname"], address, node["NodeManagerPort"], address in serving)
+        for address, node in nodes.items()
+    ]
 
 
 def serve_runs() -> bool:

@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from cluster.preflight import preflight
-from cluster.preflight.checks import InspectedNode, Node
+from cluster.preflight.checks import InspectedNode
 from cluster.preflight.gpus import PowerMeter
 from cluster.preflight.preflight import PreflightReport, expected_of, inspect, with_devices
 from cluster.ray_session.session import gather
@@ -54,10 +54,9 @@ def test_every_node_of_a_session_tells_of_itself() -> None:
 
 
 def test_the_gpus_of_a_node_are_held_all_at_once_and_each_is_tried() -> None:
-    name, role = a_serving_node(), "gpu"
-    node = Node("real", role, ray_gpus=8.0, is_head=False)
     real = replace(HEALTHY, facts={"torch": "of whom the tests have none"})
-    (seen,) = with_devices({name: InspectedNode(node, real)}, EXPECTED).values()
+    node = InspectedNode("real", "gpu", 8.0, False, real)
+    (seen,) = with_devices({a_serving_node(): node}, EXPECTED).values()
     assert seen.devices == {str(device): None for device in range(8)}
 
 

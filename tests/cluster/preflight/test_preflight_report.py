@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cluster import __main__ as command
-from cluster.preflight.checks import Expected, Finding, InspectedNode, Node
+from cluster.preflight.checks import Expected, Finding, InspectedNode
 from cluster.preflight.judges import gpus
 from cluster.preflight.preflight import PreflightReport
 from cluster.ray_session.own_machine import LOAD_ROLE
@@ -28,7 +28,7 @@ WITHOUT_GPUS = replace(HEALTHY, gpus=())
     ids=["GPUs", "role gpu", "pretended GPUs", "a head without GPUs", "kept for load"],
 )
 def test_engines_run_where_gpus_are_and_no_load_actors(role, ray_gpus, host, serves) -> None:
-    assert InspectedNode(Node("n", role, ray_gpus, False), host).serves is serves
+    assert InspectedNode("n", role, ray_gpus, False, host).serves is serves
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,8 @@ def test_engines_run_where_gpus_are_and_no_load_actors(role, ray_gpus, host, ser
 )
 def test_a_gpu_is_the_expected_one_by_its_name_and_its_architecture(name, arch, status) -> None:
     seen = tuple(replace(healthy_gpu(index), name=name, arch=arch) for index in range(8))
-    node = InspectedNode(Node("n", "gpu", 8.0, False), replace(HEALTHY, gpus=seen))
-    judgement = gpus(node, MI325X)
-    assert judgement.verdict is (status == "pass")
+    _, verdict, _ = gpus(InspectedNode("n", "gpu", 8.0, False, replace(HEALTHY, gpus=seen)), MI325X)
+    assert verdict is (status == "pass")
 
 
 def test_the_report_groups_equal_verdicts_and_counts_them() -> None:

@@ -19,7 +19,7 @@ import pytest
 from cluster import __main__ as command
 from cluster.__main__ import EXIT_CLUSTER
 from cluster.ray_session import host_watch, own_machine
-from cluster.ray_session.host_watch import HostLog, HostWatch, WatchedHost, hosts_of
+from cluster.ray_session.host_watch import HostLog, HostWatch, WatchedHost
 from cluster.ray_session.own_machine import (
     FILES_OF_A_STREAM,
     LEAST_FILES,
@@ -269,26 +269,10 @@ HOST = WatchedHost("load1", "10.0.0.9", 6380)
 
 def test_an_outage_lasts_from_the_last_answer_to_the_next() -> None:
     log = HostLog(HOST)
-    for at_ns, reason in (
-        (0, "not yet"),
-        (100, ""),
-        (200, ""),
-        (0, "timed out"),
-        (0, "No route to host"),
-        (900, ""),
-        (950, ""),
-    ):
-        if reason:
-            log.silent(reason)
-        else:
-            log.answered(at_ns)
+    tries = [(0, "not yet"), (100,), (200,), (0, "timed out"), (0, "No route to host"), (900,), (950,)]
+    for each in tries:
+        log.note(*each)
     assert log.outages == [HostOutage("load1", "10.0.0.9", False, "timed out", 200, 900)]
-
-
-def test_nodes_are_watched_at_the_port_of_their_node_manager() -> None:
-    node = {"NodeManagerAddress": "a", "NodeManagerHostname": "one", "NodeManagerPort": 6380}
-    nodes = [node, node | {"NodeManagerAddress": "b"}]
-    assert hosts_of(nodes, {"a"}) == [WatchedHost("one", "a", 6380, True), WatchedHost("one", "b", 6380)]
 
 
 class Cables:

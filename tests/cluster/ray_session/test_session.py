@@ -19,6 +19,7 @@ from ray.exceptions import RaySystemError
 from ray.serve.exceptions import RayServeException
 
 from cluster.ray_session import session
+from cluster.ray_session.host_watch import WatchedHost
 from cluster.ray_session.own_machine import SessionError
 from conf import load, ray_patches
 from conf.specs.experiment import Cluster, Routing
@@ -265,3 +266,10 @@ def test_load_actors_keep_to_nodes_with_their_role_if_there_are_any(
     joined.setattr(ray, "nodes", lambda: [HEAD, HEAD | {"Labels": labels}, dead])
     with session.open_session(JOINED, None) as opened:
         assert opened.load_selector == labels
+
+
+def test_hosts_are_watched_at_the_port_of_their_node_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {"NodeManagerAddress": "a", "NodeManagerHostname": "one", "NodeManagerPort": 6380}
+    monkeypatch.setattr(ray_patches, "alive_nodes", lambda: [node, node, node | {"NodeManagerAddress": "b"}])
+    expected = [WatchedHost("one", "a", 6380, True), WatchedHost("one", "b", 6380)]
+    assert session.watched_hosts({"a"}) == expected

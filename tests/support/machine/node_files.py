@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.preflight.gpus import Gpu
-from cluster.preflight.node_facts import Host, Weights
+from cluster.preflight.node_facts import Host
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
 
@@ -90,6 +90,7 @@ HEALTHY = Host(
         "VRAM": 0.3,
         "image": "sha256:1",
         "weights equal": "digest abc",
+        "/dev/shm": 64 * GIB,
         "chrony": 0.01,
         "listen backlog": 4096,
         "NUMA balancing": 0,
@@ -110,6 +111,5 @@ HEALTHY = Host(
     amdsmi=True,
     environment={"NCCL_MIN_NCHANNELS": "1f"},
     shown={},
-    weights=Weights(240 * GIB, 24, "abc"),
-    shared_memory_bytes=64 * GIB,
+    weights="240.0 GiB in 24 files",
 )
