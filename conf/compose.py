@@ -7,7 +7,7 @@ merged; then `conf.typed` makes the specs of them, or names everything that is w
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -20,14 +20,15 @@ from conf.io.bounded_yaml import DUMPER, bounded_text
 from conf.io.bounded_yaml import read as read_yaml
 from conf.io.check import ConfigError, Refusals
 from conf.io.one_line import one_line, reason
-from conf.keys import fields_of, overlaid, value_at, with_defaults
+from conf.keys import fields_of, overlaid, unflattened, value_at, with_defaults
+from conf.specs.bounds import long_key
 from conf.specs.engine import ENGINES, SimulatedEngine
 from conf.specs.experiment import Experiment
 from conf.specs.layout import Layout
 from conf.specs.planning import Planning, Recommendation
-from conf.typed import Source, typed
-from conf.word_values import Word, are_listed, nested, of_keys, parsed, spelled
-from conf.words import ROOT, group_file, groups, refuse_twice, split_words
+from conf.typed import typed
+from conf.word_values import LIST, parsed
+from conf.words import ROOT, group_file, groups, split_words
 
 KERNEL_KEYS = {
     *("engine.version", "engine.kernels", "engine.attention_backend", "model.fitted_with"),
@@ -60,25 +61,23 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> Experiment:
     not fit.
     """
     refusals = Refusals()
-    choices, values = split_words(words, refusals)
-    values = spelled(values, refusals)
-    saved = read_saved(base, are_listed(words)) if base else {}
-    tree = _of_saved(saved, choices, values) if base else _of_defaults()
+    choices, texts = split_words(words, refusals)
+    saved = read_saved(base, LIST in texts) if base else {}
+    tree = _of_saved(saved, choices, texts) if base else _of_defaults()
     for group, name in choices.items():
         with refusals.collected():
             tree = tree | {group: group_tree(group, name)}
     root = {**(fields_of(Experiment) or {}), "engine": _engine_spec(tree.get("engine"))}
-    settings = parsed(root, values, refusals)
+    values = parsed(root, texts, refusals)
     with refusals.collected():
-        tree = _with_words(tree, settings, choices, bool(base))
-    if any(word.key.startswith("layout.") for word in settings):
-        tree = _with_layout_name(tree, settings)
-    keys = [word.key for word in settings]
-    experiment = typed(Experiment, tree, Source(root, keys, str(base or "")), refusals)
+        tree = _with_words(tree, values, choices, bool(base))
+    if any(key.startswith("layout.") for key in values):
+        tree = _with_layout_name(tree, values)
+    experiment = typed(Experiment, tree, root, refusals, values, str(base or ""))
     with refusals.collected():
         constants.check_correlations(experiment)
     with refusals.collected():
-        refuse_name(experiment.run if "run" in keys else None)
+        refuse_name(experiment.run if "run" in values else None)
     with refusals.collected():
         _refuse_dropped(saved, experiment, choices, base)
     refusals.raise_if_any()
@@ -104,11 +103,11 @@ def load_groups(spec: type[Groups], words: Sequence[str]) -> Groups:
     Raises ConfigError as `load` does.
     """
     refusals = Refusals()
-    refuse_twice(words, refusals)
+    choices, texts = split_words(words, refusals)
     root = fields_of(spec) or {}
-    settings = parsed(root, words, refusals)
-    tree = _over({group: {} for group in root}, settings)
-    return typed(spec, tree, Source(root, [word.key for word in settings]), refusals)
+    values = parsed(root, choices | texts, refusals)
+    tree = overlaid({group: {} for group in root}, unflattened(values))
+    return typed(spec, tree, root, refusals, values)
 
 
 def dump(experiment: Experiment) -> str:
@@ -146,12 +145,11 @@ def _of_defaults() -> Tree:
     return cast(Tree, with_defaults(Experiment, tree)) | files
 
 
-def _of_saved(saved: Tree, choices: Mapping[str, str], values: Sequence[str]) -> Tree:
+def _of_saved(saved: Tree, choices: Mapping[str, str], keys: Iterable[str]) -> Tree:
     """The tree of a saved experiment, without what belongs to groups that are chosen or read anew."""
     tree = _renamed(saved) if choices.get("engine", "external") != "external" else saved
     filled = {group: _filled(group, value) for group, value in tree.items()}
     tree = cast(Tree, with_defaults(Experiment, filled))
-    keys = [word.partition("=")[0] for word in values]
     renewed = {*choices, *(key.partition(".")[0] for key in keys if key in NAMED_FILES)}
     if renewed & {"engine", "hardware", "model"} and value_at(tree, "engine.constants_covariance"):
         tree["engine"] = tree["engine"] | {"constants_covariance": {}}
@@ -171,60 +169,53 @@ def _renamed(tree: Tree) -> Tree:
     return tree | renamed
 
 
-def _with_words(tree: Tree, settings: Sequence[Word], choices: Mapping[str, str], is_saved: bool) -> Tree:
-    """The tree with words, and with what follows from them: named files, kernels and exact constants.
+def _with_words(tree: Tree, values: Mapping[str, Any], choices: Mapping[str, str], is_saved: bool) -> Tree:
+    """The tree with the values of words, and with what follows: named files, kernels and exact constants.
 
     Over a saved tree, groups without a choice keep its values.
     """
-    _refuse_overruled(tree, settings)
-    keys = {word.key for word in settings}
-    kind = value_at(tree, "engine.kind")
-    if any(value_at(word.tree, "engine.kind") not in (None, kind) for word in settings):
+    words, kind = unflattened(values), value_at(tree, "engine.kind")
+    _refuse_overruled(tree, words)
+    if value_at(words, "engine.kind") not in (None, kind):
         raise ConfigError("engine.kind cannot be set; choose a file with engine=NAME")
     if kind == "external" and not is_saved:
-        tree = overlaid(tree, _unnamed(choices, settings))
+        # The defaults were not measured: groups that no word chose have no names, or the model's.
+        unnamed = {group: {"name": UNKNOWN} for group in NAMED_GROUPS if group not in choices}
+        if (served := value_at(words, "model.served_name")) and "model" in unnamed:
+            unnamed["model"] = {"name": served}
+        tree = overlaid(tree, unnamed)
     renewed = set(choices) if is_saved else set(groups())
-    renewed |= {key.partition(".")[0] for key in keys if key in NAMED_FILES}
-    tree = _over(tree, of_keys(settings, NAMED_FILES))
+    renewed |= {key.partition(".")[0] for key in values if key in NAMED_FILES}
+    tree = _with_keys(tree, values, NAMED_FILES)
     for key, read_anew_by in NAMED_FILES.items():
         group, name = key.split(".")
         has_key = group != "engine" or hasattr(_engine_spec(tree.get("engine")), name)
         if has_key and renewed & read_anew_by and value_at(tree, key):
             tree = _with_named_file(tree, key)
-    if kind == "simulated" and (renewed & {"engine", "model"} or keys & KERNEL_KEYS):
-        tree = _over(tree, of_keys(settings, KERNEL_KEYS))
+    if kind == "simulated" and (renewed & {"engine", "model"} or values.keys() & KERNEL_KEYS):
+        tree = _with_keys(tree, values, KERNEL_KEYS)
         try:
             ratio = kernels.ratio(tree["engine"], tree.get("model", {}))
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
             raise ConfigError(f"model.posterior: {reason(error)}") from error
         tree = overlaid(tree, {"engine": {"kernel_ratio": ratio and asdict(ratio)}})
-    constants.check_kernels(tree, keys)
-    for key in keys:
+    constants.check_kernels(tree, values)
+    for key in values:
         tree = overlaid(tree, constants.exact(tree, key))
-    return _over(tree, settings)
+    return overlaid(tree, words)
 
 
-def _over(tree: Tree, settings: Iterable[Word]) -> Tree:
-    for word in settings:
-        tree = overlaid(tree, word.tree)
-    return tree
+def _with_keys(tree: Tree, values: Mapping[str, Any], keys: Container[str]) -> Tree:
+    """The tree with the values of some keys alone."""
+    return overlaid(tree, unflattened({key: value for key, value in values.items() if key in keys}))
 
 
-def _unnamed(choices: Mapping[str, str], settings: Sequence[Word]) -> Tree:
-    """Names of the groups of external endpoints that no word chose: the defaults were not measured."""
-    names: Tree = {group: {"name": UNKNOWN} for group in NAMED_GROUPS if group not in choices}
-    served = next((value_at(word.tree, word.key) for word in of_keys(settings, ["model.served_name"])), "")
-    if served and "model" in names:
-        names["model"] = {"name": served}
-    return names
-
-
-def _refuse_overruled(tree: Tree, settings: Sequence[Word]) -> None:
+def _refuse_overruled(tree: Tree, words: Tree) -> None:
     """Raise ConfigError for words with lengths, which conversations have themselves."""
-    if value_at(_over(tree, of_keys(settings, ["workload.conversations"])), "workload.conversations") is None:
+    if value_at(overlaid(tree, words), "workload.conversations") is None:
         return
     for name, instead in OWN_LENGTHS.items():
-        if any(value_at(word.tree, f"workload.{name}") not in (None, BY_TURNS) for word in settings):
+        if value_at(words, f"workload.{name}") not in (None, BY_TURNS):
             raise ConfigError(
                 f"workload.{name}: conversations give the requests their lengths; leave it out, or set "
                 f"workload.conversations.{instead}"
@@ -244,10 +235,14 @@ def _refuse_dropped(
         )
 
 
-def _with_layout_name(tree: Tree, settings: Sequence[Word]) -> Tree:
-    """The tree, its changed layout named by the engines where these are not those of the named file."""
+def _with_layout_name(tree: Tree, values: Mapping[str, Any]) -> Tree:
+    """The tree, its changed layout named by the engines where these are not those of the named file.
+
+    A layout of external endpoints that has no name gets none.
+    """
     name, files = value_at(tree, "layout.name"), groups()["layout"]
-    if name == UNKNOWN or of_keys(settings, ["layout.name"]):
+    is_external = value_at(tree, "engine.kind") == "external"
+    if "layout.name" in values or (name == UNKNOWN and is_external):
         return tree
     try:
         shape = _shape(tree["layout"])
@@ -259,7 +254,7 @@ def _with_layout_name(tree: Tree, settings: Sequence[Word]) -> Tree:
 
 def _shape(layout: Tree) -> str:
     """The engines of a layout's tree in words."""
-    return typed(Layout, layout, Source(fields_of(Layout) or {}), Refusals()).shape
+    return typed(Layout, layout, fields_of(Layout) or {}, Refusals()).shape
 
 
 def read(path: Path) -> Tree:
@@ -296,7 +291,13 @@ def read_saved(path: Path, without_bounds: bool = False) -> Tree:
         raise ConfigError(*(f"{path}: {group} is not a mapping of keys to values" for group in wrong))
     if "slo" not in tree:
         return tree
-    return tree | {"slo": nested(tree["slo"]) | ({"at_most_ms": {}} if without_bounds else {})}
+    slo = {key: ms for key, ms in tree["slo"].items() if long_key(f"slo.{key}") == f"slo.{key}"}
+    short = {key.rpartition("_")[0]: ms for key, ms in tree["slo"].items() if key not in slo}
+    if without_bounds:
+        slo["at_most_ms"] = {}
+    elif short and isinstance(slo.setdefault("at_most_ms", {}), dict):
+        slo["at_most_ms"] = slo["at_most_ms"] | short
+    return tree | {"slo": slo}
 
 
 def _with_named_file(tree: Tree, key: str) -> Tree:

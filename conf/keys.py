@@ -4,7 +4,7 @@ import dataclasses
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from functools import cache
+from functools import cache, reduce
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from conf.specs import planning
@@ -111,6 +111,14 @@ def flat(tree: Tree, above: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         values |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
     return values
+
+
+def unflattened(values: Tree) -> dict[str, Any]:
+    """The nested tree of values by dotted key."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        tree = overlaid(tree, reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), value))
+    return tree
 
 
 def differences(a: Experiment, b: Experiment) -> dict[str, list[Any]]:

@@ -6,7 +6,7 @@ pydantic is imported where a tree is checked: it takes a tenth of a second, whic
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
@@ -21,22 +21,6 @@ from conf.specs.experiment import Experiment
 Spec = TypeVar("Spec")
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a tree comes from: the types of its keys, the keys that words set, and the file of the rest."""
-
-    root: Fields
-    words: Collection[str] = ()
-    file: str = ""
-
-    def prefix(self, key: str) -> str:
-        """The beginning of a line about a key: the file, unless words set the key or a part of it."""
-        part_of_it = any(
-            f"{word}.".startswith(f"{key}.") or f"{key}.".startswith(f"{word}.") for word in self.words
-        )
-        return f"{self.file}: " if self.file and not part_of_it else ""
-
-
 OPEN = ("target.", "engine.args", "engine.env")
 """Keys whose values may hold a secret, which no message shows."""
 WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
@@ -44,12 +28,25 @@ MOST_ERRORS = 50
 """Most errors of a tree that are said: to find the nearest key takes some 10 ms (our choice)."""
 
 
-def typed(spec: type[Spec], tree: Mapping[str, Any], source: Source, refusals: Refusals) -> Spec:
-    """The spec of a tree. Raises ConfigError with all errors, those of `refusals` first.
+def typed(
+    spec: type[Spec],
+    tree: Mapping[str, Any],
+    root: Fields,
+    refusals: Refusals,
+    words: Collection[str] = (),
+    file: str = "",
+) -> Spec:
+    """The spec of a tree, whose keys have the types of `root`. Raises ConfigError with all errors.
 
-    Rules about several keys are left out where a word was refused: they may be broken by its absence.
+    Those of `refusals` come first. Rules about several keys are left out where a word was refused: they may
+    be broken by its absence. A line on a key begins with the `file`, unless one of `words`, which are keys,
+    sets the key or a part of it.
     """
     from pydantic import ValidationError
+
+    def prefix(key: str) -> str:
+        of_words = any(f"{word}.".startswith(f"{key}.") or f"{key}.".startswith(f"{word}.") for word in words)
+        return f"{file}: " if file and not of_words else ""
 
     try:
         made = adapter(cast(Any, spec)).validate_json(_json(tree))
@@ -61,12 +58,12 @@ def typed(spec: type[Spec], tree: Mapping[str, Any], source: Source, refusals: R
     lines: dict[str, str] = {}
     for key, each in errors:
         if each["type"] != "missing" and (rules_hold or each["type"] != "value_error"):
-            line = _line(source.root, key, each)
-            lines.setdefault(_without_places(key), source.prefix(key) + line)  # the first of a list is enough
+            line = _line(root, key, each)
+            lines.setdefault(_without_places(key), prefix(key) + line)  # the first of a list is enough
     refusals.reasons += lines.values()
     if missing := [key for key, each in errors if each["type"] == "missing"]:
         are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
-        names = f"{source.prefix('')}{', '.join(missing)}"
+        names = f"{prefix('')}{', '.join(missing)}"
         refusals.reasons.append(f"{names} {are} missing; give {them}, or start from a whole config.yaml")
     refusals.raise_if_any()
     raise AssertionError("pydantic refused a tree without a reason")

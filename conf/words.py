@@ -25,23 +25,11 @@ def groups() -> Mapping[str, list[str]]:
     return choices
 
 
-def split_words(words: Sequence[str], refusals: Refusals) -> tuple[dict[str, str], list[str]]:
-    """Words that choose a file of a group, and words that set a value."""
-    refuse_twice(words, refusals)
-    choices: dict[str, str] = {}
-    values: dict[str, str] = {}
-    for word in words:
-        with refusals.collected():
-            key, value = key_and_value(word)
-            if key in groups():
-                choices[key] = value
-            else:
-                values[key] = word
-    return choices, list(values.values())
+def split_words(words: Sequence[str], refusals: Refusals) -> tuple[dict[str, str], dict[str, str]]:
+    """The files of groups that words choose, and the texts of the keys that they set.
 
-
-def refuse_twice(words: Sequence[str], refusals: Refusals) -> None:
-    """Collect the keys that are set twice, of which one word would be lost."""
+    Keys that are set twice, of which one word would be lost, are refused.
+    """
     keys = [word.partition("=")[0] for word in words]
     twice = [
         f"{key} is given twice; leave one of them out" for key in dict.fromkeys(keys) if keys.count(key) > 1
@@ -50,6 +38,13 @@ def refuse_twice(words: Sequence[str], refusals: Refusals) -> None:
         inner = next((other for other in sorted(set(keys)) if other.startswith(f"{key}.")), "")
         twice += [f"{key} and {inner} set the same; leave one of them out"] * bool(inner)
     refusals.reasons += twice
+    texts: dict[str, str] = {}
+    for word in words:
+        with refusals.collected():
+            key, text = key_and_value(word)
+            texts[key] = text
+    choices = {key: text for key, text in texts.items() if key in groups()}
+    return choices, {key: text for key, text in texts.items() if key not in choices}
 
 
 def key_and_value(word: str) -> tuple[str, str]:

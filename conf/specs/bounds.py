@@ -43,6 +43,7 @@ ITL_WITHIN = 0.99
 UNBOUND_TTFT_MS, UNBOUND_TPOT_MS = 10_000.0, 200.0
 """A first token, and a token, that takes longer is overload where no bound says so (our choice)."""
 _NAME = re.compile(rf"({'|'.join((*METRICS, JOINT))})_p(\d{{2,3}})")
+_SHORT = re.compile(rf"slo\.((?:{'|'.join(METRICS)})_p\d+)_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,12 @@ def short_key(key: str) -> str:
     """A key as a user writes it: `slo.itl_p99_ms` for `slo.at_most_ms.itl_p99`."""
     limit = key.removeprefix("slo.at_most_ms.")
     return key if limit == key else f"slo.{limit}_ms"
+
+
+def long_key(key: str) -> str:
+    """The key of the spec that a key as a user writes it sets; the inverse of `short_key`."""
+    match = _SHORT.fullmatch(key)
+    return f"slo.at_most_ms.{match[1]}" if match and f"{match[1]}_ms" not in map(column, LIMITS) else key
 
 
 def label(limit: Limit) -> str:
