@@ -53,6 +53,7 @@ def complete(arrays: Any, r: Any, at_s: Any) -> None:
         if len(tokens):
             tokens[request.token + request.emitted] = at_s
         request.emitted += 1
+        request.hashed = request.computed - (request.scheduled - request.emitted)
         request.last_s = at_s
         if request.first_s != request.first_s:
             request.first_s = at_s
