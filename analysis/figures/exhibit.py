@@ -46,7 +46,7 @@ class Exhibit(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]
-    section: ClassVar[tuple[str, str, str]]
+    section: ClassVar[str]
     noun: ClassVar[str] = "window"
     shown: ClassVar[Mapping[str, str]]
     height_in: float = canvas.HEIGHT_IN

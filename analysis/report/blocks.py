@@ -60,12 +60,12 @@ Block = Table | FigureBlock | Missing | Code | Definitions | Answer | tuple[Fact
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading with its purpose and blocks; `id` is its anchor."""
+    """Blocks under a heading with its purpose, which the template has of every `id` that stands for one."""
 
     id: str
-    title: str
-    purpose: str
     blocks: tuple[Block, ...]
+    title: str = ""
+    purpose: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,6 @@ def arrow_table(caption: str, table: pa.Table, null: str = UNKNOWN) -> Table:
 
 
 BROKEN = "it could not be drawn"
-ABSENT = "What this page would show of another run, and why it does not of this one."
 
 
 def without_empty(sections: Sequence[Section]) -> list[Section]:
@@ -150,7 +149,7 @@ def without_empty(sections: Sequence[Section]) -> list[Section]:
     ]
     reasons = tuple(block for section in empty for block in section.blocks)
     kept = [section for section in sections if section not in empty]
-    return [*kept, Section("absent", "Not shown", ABSENT, reasons)] if reasons else kept
+    return [*kept, Section("absent", reasons)] if reasons else kept
 
 
 def figure_block(exhibit: type[Exhibit], subject: Any, prefix: str = "") -> Block:

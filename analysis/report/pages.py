@@ -26,7 +26,6 @@ from analysis.views import study as view
 from analysis.views.shown import Answer, Cell, Link, Table
 from conf.compose import UNKNOWN
 
-TRUST = "May the number be believed?"
 MAIN = ("latency", "search", "client_lag")
 """Figures of a run that shares its page."""
 MOST_DRAWN = 8
@@ -34,19 +33,18 @@ MOST_DRAWN = 8
 POOLED_OR_COMPARED = ("deployments", "repeats", "compare", MATRIX)
 """Studies with a figure over all parts."""
 RATES = "Every rate in QPS per node, latencies in ms, tokens/s per node (windows.parquet)"
-PURPOSE = "How much was seen, and every check with its worst figure."
 
 
 def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
     verdict, claim, experiment, data = run.verdict, _answer(run), _asked(run), RunData(run, REPORTED)
-    shown = [Section(*exhibit.section, (figure_block(exhibit, data),)) for exhibit in figures.EXHIBITS]
+    shown = [Section(exhibit.section, (figure_block(exhibit, data),)) for exhibit in figures.EXHIBITS]
     shown.append(sections.errors(data))
     every_rate = [rates.table(verdict.windows, verdict.experiment.slo)] if verdict and verdict.windows else []
     tables = *(replace(table, title=RATES) for table in every_rate), *sections.percentiles(data)
     main = [replace(section, blocks=(*section.blocks, *tables)) for section in shown[:1]]
     shown += sections.power_sections(verdict.power if verdict else None)
-    trust = Section("trust", TRUST, PURPOSE, _checks(verdict))
+    trust = Section("trust", _checks(verdict))
     body = [*main, trust, *blocks.without_empty(shown[1:]), sections.provenance(run)]
     body.append(sections.definitions(experiment, verdict.capacity if verdict else None))
     heading = _heading(experiment, str(run.manifest.get("verb", "run")))
@@ -68,9 +66,9 @@ def of_study(study: Study, out: Path) -> Page:
     if verdict.study in POOLED_OR_COMPARED:
         parts.append(figure_block(Comparison, verdict))
     body = [
-        Section("parts", "The parts", "What each run found; each has a report of its own.", tuple(parts)),
+        Section("parts", tuple(parts)),
         *sections.quality_sections(study),
-        Section("trust", TRUST, PURPOSE, ("The checks of each part are in its own report.",)),
+        Section("trust", ("The checks of each part are in its own report.",)),
         *_beside(study.parts),
         *sections.study_provenance(verdict, study.parts),
         sections.definitions(verdict.experiment, verdict.capacity),
@@ -89,9 +87,8 @@ def of_runs(runs: Sequence[Run]) -> Page:
         blocks.across(blocks.arrow_table(title, capacities.rename_columns(heads), "not claimed")),
         *(figure_block(exhibit, runs) for exhibit in (Comparison, Scaling)),
     )
-    claims = "What each run claims; a run that is void or did not end claims nothing."
     body = [
-        Section("capacities", "Capacities", claims, shown),
+        Section("capacities", shown),
         *_beside(runs),
         sections.definitions(_asked(runs[0]), None),
     ]
@@ -115,7 +112,7 @@ def _beside(runs: Sequence[Run]) -> list[Section]:
             shared = [exhibit for exhibit in figures.EXHIBITS if exhibit.name in MAIN]
             drawn = [figure_block(exhibit, data, f"{place}-") for exhibit in shared]
         shown = (_answer(run), *trust, *drawn, *sections.origin(run))
-        body.append(Section(f"run-{place}", f"Run {run.name}", _subtitle(run, _asked(run)), shown))
+        body.append(Section(f"run-{place}", shown, f"Run {run.name}", _subtitle(run, _asked(run))))
     return body
 
 
@@ -178,14 +175,10 @@ def of_plan(plan: Plan | NoPlan) -> Page:
         return Page("no plan", "Plan", "The run allows no plan", claim, [])
     on, whole = plan.planned_on, json.dumps(to_tree(plan), indent=1)
     code = Code("The plan as JSON, every figure with its unit", whole, folded=True)
-    shown, served = (
-        (figure_block(Nodes, plan), code),
-        "Ray Serve's autoscaling for the planned nodes.",
-    )
     body = [
-        Section("nodes", "How many nodes", "What grows with the demand.", shown),
-        *([Section("cost", "Cost", "By the price that you gave.", answer.tables)] if plan.cost else []),
-        Section("service", "Taken into service", served, _serve_settings(plan)),
+        Section("nodes", (figure_block(Nodes, plan), code)),
+        *([Section("cost", answer.tables)] if plan.cost else []),
+        Section("service", _serve_settings(plan)),
     ]
     subtitle = f"Planned on {on.name}, {on.found_by}: {on.experiment.load}"
     return Page(f"{answer.word}: {on.name}", "Plan of a service", subtitle, answer, body)

@@ -110,8 +110,7 @@ def errors(data: RunData) -> Section:
         block = replace(arrow_table(title, table, "none"), note=note)
     except NoData as why:
         block = Missing(title, str(why))
-    purpose = "What failed, and in whose words. A failed request counts as infinitely late."
-    return Section("errors", "Errors", purpose, (block,))
+    return Section("errors", (block,))
 
 
 def errors_table(data: RunData) -> pa.Table:
@@ -135,7 +134,6 @@ def errors_table(data: RunData) -> pa.Table:
 
 
 POWER_TITLE = "Power and energy"
-POWER_PURPOSE = "What the nodes drew, and what a request costs of it."
 WINDOW_HEADS = (
     *("window", "QPS per node", "W per node", "idle share", "Wh per request"),
     *("kWh per 1M input tokens", "kWh per 1M output tokens", "covered by samples"),
@@ -159,7 +157,7 @@ def power_sections(power: PowerFigures | None) -> list[Section]:
         caption = "Each window" if power.at is None else f"Each window; the verdict quotes window {power.at}"
         note = "" if power.of == WHOLE else OF_GPUS
         blocks.append(Table(caption, WINDOW_HEADS, tuple(map(_window_row, power.windows)), note=note))
-    return [Section("power", POWER_TITLE, POWER_PURPOSE, tuple(blocks))]
+    return [Section("power", tuple(blocks))]
 
 
 def _window_row(one: WindowEnergy) -> tuple[str, ...]:
@@ -190,7 +188,7 @@ def quality_sections(study: Study) -> list[Section]:
         blocks.append(_worst_prompts(verdict, a, b))
     except (OSError, ArrowException, ValueError) as error:
         blocks.append(Missing("Evidence of the gate", reason(error)))
-    return [Section(f"quality-{name}", f"Answers of {name} beside {base}", GATE_PURPOSE, tuple(blocks))]
+    return [Section(f"quality-{name}", tuple(blocks), f"Answers of {name} beside {base}", GATE_PURPOSE)]
 
 
 def _worst_prompts(verdict: GateVerdict, a: list[AnswerRecord], b: list[AnswerRecord]) -> Table:
@@ -229,13 +227,12 @@ def definitions(experiment: ExperimentFacts, capacity: CapacityFigures | None) -
         several="" if "posterior" in origin else origin,
         metrics=Table("Metrics: one value per request", heads, rows, stacks=True),
     )
-    return Section("definitions", "Definitions", "What every number here means.", (block,))
+    return Section("definitions", (block,))
 
 
 CREDENTIALS = re.compile(r"(?<=://)[^/@\s\"']+@")
 ENTRIES = "loadgen/__main__.py", "loadgen"
 """Endings of the first word of argv in a call of `python -m loadgen`."""
-PROVENANCE = "Enough to repeat the measurement, and to see that its files are the ones it wrote."
 
 
 def provenance(run: Run) -> Section:
@@ -253,7 +250,7 @@ def provenance(run: Run) -> Section:
     if files := run.manifest.get("files"):
         rows = tuple(sorted(files.items()))
         blocks.append(Table("Files of the run folder (manifest.json)", ("file", "sha256"), rows, folded=True))
-    return Section("provenance", "Provenance", PROVENANCE, tuple(blocks))
+    return Section("provenance", tuple(blocks))
 
 
 def study_provenance(study: StudyVerdict, parts: Sequence[Run]) -> list[Section]:
@@ -264,7 +261,7 @@ def study_provenance(study: StudyVerdict, parts: Sequence[Run]) -> list[Section]
     if study.study in ("deployments", "repeats"):
         lines += _again(f"{study.folder}/config.yaml", "sweep", study.run_id)
     purpose = "Each part has its own versions, seeds and files; they stand with it above and in its report."
-    return [Section("provenance", "Provenance", purpose, (_reproduced(lines),))]
+    return [Section("provenance", (_reproduced(lines),), "Provenance", purpose)]
 
 
 def origin(run: Run) -> list[Block]:

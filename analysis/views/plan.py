@@ -72,12 +72,11 @@ def _basis(plan: Plan) -> Iterator[Fact]:
     yield on.name, f"{on.found_by} {capacity}{alone}"
     margins = f"{100 * plan.care.headroom:g} % headroom, {plan.care.spare_nodes} spare"
     yield "planned with", f"{BASES[plan.basis]}, {_planned(plan)} QPS per node; {margins}"
-    named_in = (("model", experiment.model), ("hardware", experiment.hardware), ("layout", experiment.layout))
-    model, hardware, layout = (named(kind, name) for kind, name in named_in)
-    yield (
-        "service",
-        f"{model} on {hardware}, {layout}, {experiment.engine} engine, routing {experiment.routing}",
+    model, hardware, layout = (
+        named(kind, getattr(experiment, kind)) for kind in ("model", "hardware", "layout")
     )
+    by = f"{experiment.engine} engine, routing {experiment.routing}"
+    yield "service", f"{model} on {hardware}, {layout}, {by}"
     yield "bounds", experiment.slo.text
     if on.lengths:
         tokens = f"{on.lengths.input_tokens:.0f} tokens in, {on.lengths.output_tokens:.0f} out"

@@ -85,14 +85,10 @@ def tables(verdict: PredictionVerdict) -> list[Table]:
 
 def _forecast_facts(verdict: PredictionVerdict, forecast: RateForecast) -> Iterator[Fact]:
     experiment, rate = verdict.experiment, forecast.rate_qps_per_node
-    latencies = ", ".join(
-        f"{label(limit)} {'does not apply' if ms is None else f'{ms:.1f} ms'}"
-        for limit, ms in forecast.limits_ms.items()
-    )
-    yield (
-        f"at {number(rate)} QPS per node",
-        latencies if forecast.requests else "unknown: no request came in the simulated time",
-    )
+    limits = forecast.limits_ms.items()
+    known = (f"{label(limit)} {'does not apply' if ms is None else f'{ms:.1f} ms'}" for limit, ms in limits)
+    latencies = ", ".join(known) if forecast.requests else "unknown: no request came in the simulated time"
+    yield f"at {number(rate)} QPS per node", latencies
     if experiment.nodes > 1:
         own = experiment.routing == "per_node"
         alone = ", each with arrivals of its own: one was simulated for all" if own else ""
@@ -127,16 +123,13 @@ def _throughput(forecast: RateForecast) -> str:
 def _session_facts(
     forecast: predictions.SessionForecast, share: float | None, experiment: ExperimentFacts
 ) -> Iterator[Fact]:
-    met, blocked = forecast.replicas_per_session, forecast.blocked_share
-    most = forecast.reusable_share_of_input
+    blocked, most = forecast.blocked_share, forecast.reusable_share_of_input
     hit = f"hit rate {'unknown' if share is None else f'{100 * share:.1f} %'} of the prompt tokens"
     hit += "" if most is None else f" (at most {100 * most:.1f} %)"
     waits = f"; {100 * blocked:.1f} % of the turns came before the answer before had ended" if blocked else ""
-    yield (
-        f"sessions by {experiment.routing}",
-        f"{hit}, {'unknown' if met is None else f'{met:.2f}'} replicas per session, busiest replica"
-        f" {number(forecast.max_over_mean_share, 3)} of the mean{waits}",
-    )
+    busiest = f"busiest replica {number(forecast.max_over_mean_share, 3)} of the mean"
+    met_by = f"{fixed(forecast.replicas_per_session, 2)} replicas per session"
+    yield f"sessions by {experiment.routing}", f"{hit}, {met_by}, {busiest}{waits}"
     memory = f"{forecast.sessions_per_node:.0f} per node at a time want {forecast.sessions_over_kv:.2f}"
     nodes = f"{forecast.simulated_nodes} of {experiment.nodes} nodes simulated"
     filled = f"after {forecast.fill_s:.0f} s that filled their caches"
@@ -164,16 +157,11 @@ def _replay_facts(replay: predictions.ReplayForecast, experiment: ExperimentFact
     """Throughput and makespan, and what the intervals hold."""
     figures = replay.figures
     whole = f" of all {experiment.nodes} nodes" if experiment.nodes > 1 else ""
-    yield (
-        f"throughput{whole}",
-        ", ".join(f"{_figure(figures[name])} {words}" for name, words in predictions.RATES.items()),
-    )
+    rates_of_all = (f"{_figure(figures[name])} {words}" for name, words in predictions.RATES.items())
+    yield f"throughput{whole}", ", ".join(rates_of_all)
     yield "makespan", f"{_figure(figures['makespan_s'])} s"
     tokens = f"{replay.input_tokens:.0f} and {replay.output_tokens:.4g} tokens in the mean"
-    yield (
-        "evidence",
-        f"{replay.requests} requests of {tokens}, on a service that began empty",
-    )
+    yield "evidence", f"{replay.requests} requests of {tokens}, on a service that began empty"
     chance = "arrivals and lengths are given, so that no other seed is part of the intervals"
     if ends := replay.other_seeds:
         p90 = ends["ttft_ms.p90"]

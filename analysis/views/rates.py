@@ -105,10 +105,8 @@ def _at_rate(verdict: RunVerdict, claimed: Estimate) -> Iterator[Fact]:
     others = [(label(bound["bound"]), bound["quantile_ms"]) for bound in nearest.get("bounds") or ()]
     latencies = ", ".join(f"{name} {number(ms, 3)} ms" for name, ms in [*own, *others] if ms is not None)
     rate_in, rate_out = (number(nearest[f"{kind}_token_rate_per_node"], 3) for kind in ("prompt", "output"))
-    yield (
-        f"at {number(load(nearest), 3)} QPS per node{far}",
-        f"{latencies}; {rate_in} tokens/s in, {rate_out} out",
-    )
+    tokens = f"{rate_in} tokens/s in, {rate_out} out"
+    yield f"at {number(load(nearest), 3)} QPS per node{far}", f"{latencies}; {tokens}"
 
 
 def _noise_facts(verdict: Verdict, capacity: CapacityFigures) -> Iterator[Fact]:

@@ -161,11 +161,9 @@ def _unranked(ranking: ShapeRanking) -> tuple[str, ...]:
 def _grounds(verdict: RecommendationVerdict) -> Iterator[Fact]:
     experiment, care = verdict.experiment, verdict.care
     spares = care.spare_nodes
-    yield (
-        "service",
-        f"{experiment.model} on {experiment.hardware}, routing {experiment.routing}, "
-        f"workload {experiment.load}, arrivals {experiment.arrivals}, seed {experiment.seed}",
-    )
+    load = f"workload {experiment.load}, arrivals {experiment.arrivals}, seed {experiment.seed}"
+    service = f"{experiment.model} on {experiment.hardware}, routing {experiment.routing}"
+    yield "service", f"{service}, {load}"
     yield "bounds", experiment.slo.text
     yield (
         "planned nodes, and nodes [at the upper end, at the low end of the capacity]",
