@@ -53,17 +53,8 @@ CASES = {
 NAME = re.compile(r"^(  name: )(.*)$", re.MULTILINE)
 """The name of each part of a configuration."""
 JUDGED = (
-    "kind",
-    "by",
-    "at",
-    "schema_version",
-    "event",
-    "verb",
-    "verdict",
-    "binding",
-    "limit",
-    "arrivals",
-    "engine",
+    *("kind", "by", "at", "schema_version", "event", "verb"),
+    *("verdict", "binding", "limit", "arrivals", "engine"),
 )
 """Keys whose words are choices of ours: another one is an attack on the structure, not on the text."""
 
