@@ -44,8 +44,13 @@ class Comparison(Exhibit):
 
     def __init__(self, subject: Study | StudyOrRuns) -> None:
         subject = subject.verdict if isinstance(subject, Study) else subject
-        self.together = pooled_rows(subject)
-        self.parts = [*capacity_rows(subject), *self.together]
+        self.parts, self.together = capacity_rows(subject), None
+        capacity = subject.capacity if isinstance(subject, StudyVerdict) and subject.valid else None
+        if isinstance(subject, StudyVerdict) and capacity and not capacity.claimed.is_open:
+            self.together = capacity.claimed
+            rule = "mean of the repeats" if subject.variation_pct else "pooled (random effects)"
+            simulated = next((part.simulated for part in subject.parts if part.simulated), "")
+            self.parts.append(CapacityRow(rule, capacity.claimed, simulated=simulated))
         self.rows = [_row(part) for part in self.parts]
         self.height_in = max(canvas.HEIGHT_IN, MARGIN_IN + ROW_IN * len(self.parts))
 
@@ -59,8 +64,8 @@ class Comparison(Exhibit):
             if part.certified is not None:
                 look = canvas.dots(canvas.INK, "|", 10)
                 panels[0].plot([part.certified], [-place], **look, label="certified")
-        for claim in (row.claim for row in self.together if row.claim):
-            panels[0].axvspan(*canvas.within(claim, 0, 0), **canvas.BETWEEN, label="together")
+        if self.together:
+            panels[0].axvspan(*canvas.within(self.together, 0, 0), **canvas.BETWEEN, label="together")
         canvas.label(panels[0], "capacity (QPS per node)", "")
         if any(ratios):
             panels[1].axvline(1, **canvas.LIMIT)
@@ -136,16 +141,6 @@ def capacity_rows(subject: StudyOrRuns) -> list[CapacityRow]:
     if not any(part.claim for part in rows):
         raise NoData("no part has a capacity")
     return rows
-
-
-def pooled_rows(subject: StudyOrRuns) -> list[CapacityRow]:
-    """The capacity of a whole study as a row, if both ends of it are known; runs have none."""
-    capacity = subject.capacity if isinstance(subject, StudyVerdict) and subject.valid else None
-    if not isinstance(subject, StudyVerdict) or capacity is None or capacity.claimed.is_open:
-        return []
-    rule = "mean of the repeats" if subject.variation_pct else "pooled (random effects)"
-    simulated = next((part.simulated for part in subject.parts if part.simulated), "")
-    return [CapacityRow(rule, capacity.claimed, simulated=simulated)]
 
 
 def _names(runs: Sequence[Run]) -> list[str]:

@@ -38,13 +38,8 @@ def kinds(rows: pa.Table) -> dict[str, int]:
     rows = metrics.chosen(rows, metrics.status_in(rows, *records.FAILURES))
     words = pa.table({name: rows[name].cast(pa.string()) for name in ("status", "error_kind")})
     counts = words.group_by(words.column_names, use_threads=False).aggregate([([], "count_all")]).to_pylist()
-    named = {kind_of(count["status"], count["error_kind"]): count["count_all"] for count in counts}
+    named = {f"{each['status']} {each['error_kind'] or ''}".rstrip(): each["count_all"] for each in counts}
     return dict(sorted(named.items(), key=lambda pair: (-pair[1], pair[0])))
-
-
-def kind_of(status: str, error_kind: str | None) -> str:
-    """The kind of a failure as one text."""
-    return f"{status} {error_kind}" if error_kind else status
 
 
 def line(counts: Mapping[str, int], requests: int) -> str:
