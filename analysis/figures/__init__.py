@@ -7,8 +7,7 @@ from analysis.figures.comparison import Comparison, Nodes
 from analysis.figures.exhibit import Exhibit, NoData, RunData, plot_of
 from analysis.figures.latency import Cdf, Latency, ShareOver
 from analysis.figures.load import ClientLag, Search
-from analysis.figures.service import Pareto, ReplicaBalance, Scaling
-from analysis.figures.timeline import Timeline
+from analysis.figures.service import Pareto, ReplicaBalance, Scaling, Timeline
 
 __all__ = ["EXHIBITS", "Exhibit", "NoData", "RunData"]
 EXHIBITS: tuple[type[Exhibit], ...] = (

@@ -12,7 +12,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from analysis.figures.timeline import server_state
+from analysis.figures.service import server_state
 from analysis.results.runs import Run
 from analysis.rows import metrics
 from conf import Experiment, load

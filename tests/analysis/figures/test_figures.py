@@ -13,13 +13,12 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from analysis import load_run, plot_latency
-from analysis.figures import EXHIBITS, NoData, RunData, canvas, service, timeline
+from analysis.figures import EXHIBITS, NoData, RunData, canvas, service
 from analysis.figures.comparison import Comparison, capacity_rows
 from analysis.figures.exhibit import FAIL, PASS, Exhibit
 from analysis.figures.latency import Cdf, Latency, ShareOver
 from analysis.figures.load import ClientLag, Search
-from analysis.figures.service import Pareto, ReplicaBalance, Scaling
-from analysis.figures.timeline import Timeline
+from analysis.figures.service import Pareto, ReplicaBalance, Scaling, Timeline
 from analysis.planning.sizing import ScalingEfficiency, ScalingPoint
 from analysis.results.experiment_facts import describe
 from analysis.results.json_border import from_tree, to_tree
@@ -249,12 +248,12 @@ def test_a_replica_that_never_answered_is_in_the_balance() -> None:
 def test_in_flight_and_rolling_quantiles() -> None:
     at = np.array([0.0, 1.0, 2.0, 3.0])
     sent, ended = np.array([0.5, 1.5, np.nan, 0.0]), np.array([2.5, np.nan, 1.0, 1.0])
-    assert timeline.in_flight(sent, ended, at).tolist() == [1, 1, 1, 0]
+    assert service.in_flight(sent, ended, at).tolist() == [1, 1, 1, 0]
     due = np.arange(30.0)
     values = np.where(due < 28, due, math.inf)
-    rolled = timeline.rolling_p90(due, values, np.array([5.0, 14.0, 29.0]))
+    rolled = service.rolling_p90(due, values, np.array([5.0, 14.0, 29.0]))
     assert np.isnan(rolled[0]) and rolled[1] == pytest.approx(12.6) and rolled[2] == math.inf
-    assert np.isnan(timeline.rolling_p90(due, np.full(30, np.nan), due)).all()
+    assert np.isnan(service.rolling_p90(due, np.full(30, np.nan), due)).all()
 
 
 def test_server_state_adds_replicas_and_survives_a_restart() -> None:
@@ -273,7 +272,7 @@ def test_server_state_adds_replicas_and_survives_a_restart() -> None:
         *(sample("a", t, 5 * t, 10 * t, 2) for t in range(4)),
         *(sample("b", t, 0, 10 * t if t < 2 else 0, 1) for t in range(4)),  # begins anew at 2
     ]
-    state = timeline.server_state(
+    state = service.server_state(
         RunInMemory([], told=told).timeseries(), np.array([0.0, 1.0, 2.0, 3.0, 20.0])
     )
     assert state["running"].tolist()[:4] == [3, 3, 3, 3] and np.isnan(state["running"][4])  # stale
