@@ -10,7 +10,7 @@ from analysis.capacity.paired_ratio import unpaired
 from analysis.exchange import readers
 from analysis.exchange.foreign import Foreign
 from analysis.results import studies, summary
-from analysis.results.locations import WRONG_KIND
+from analysis.results.locations import WRONG_KIND, refuse_repeated
 from analysis.results.runs import Run, RunError, load_run
 from analysis.results.verdicts import MATRIX, RunVerdict, StudyVerdict
 from analysis.stats.estimate import Estimate
@@ -19,6 +19,7 @@ from conf.io.one_line import reason
 
 SIDES = ("compare", MATRIX)
 """Studies whose parts are compared; the parts of every other kind measured one thing together."""
+OTHERS = "compare needs different runs"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -66,10 +67,7 @@ class ComparedResult:
 def compared_results(paths: Sequence[Path]) -> list[ComparedResult]:
     """The sides that the paths name, in order. Raises RunError for fewer than two, or for a repeated one."""
     sides = [side for path in paths for side in _sides(path)]
-    known = [side.path.resolve() for side in sides if side.foreign is None]
-    for path in known:
-        if known.count(path) > 1:
-            raise RunError(f"{path.name} is given twice; compare needs different runs")
+    refuse_repeated([side.path for side in sides if side.foreign is None], OTHERS)
     if len(sides) < 2:
         raise RunError(f"compare needs two or more; give another RUN beside {paths[0] if paths else 'it'}")
     if len(sides) > len(LETTERS):
@@ -111,8 +109,7 @@ def compare(a: Run, b: Run) -> CapacityRatio:
 
     Raises RunError if one of the two claims no capacity, and for a run beside itself.
     """
-    if a.path.resolve() == b.path.resolve():
-        raise RunError(f"no ratio: {a.name} is given twice; compare needs different runs")
+    refuse_repeated([a.path, b.path], OTHERS)
     sides = [
         ComparedResult(name, run.path, run.verdict, run.config, run) for name, run in (("A", a), ("B", b))
     ]

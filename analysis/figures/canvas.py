@@ -165,8 +165,9 @@ def add_legend(figure: Figure) -> float:
     return 0.0
 
 
-def label(ax: Axes, x: str, y: str) -> None:
-    """Names of the axes with their units, and a quiet grid without a frame."""
+def label(ax: Axes, x: str, y: str, **limits: Any) -> None:
+    """Names of the axes with their units and limits, and a quiet grid without a frame."""
+    ax.set(**limits)
     ax.set_xlabel(x, fontsize=LABEL_PT, color=INK)
     ax.set_ylabel(y, fontsize=LABEL_PT, color=INK)
     ax.tick_params(labelsize=TICK_PT, labelcolor=INK, color=PALE, length=3)

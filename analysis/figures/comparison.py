@@ -199,8 +199,7 @@ class GateIntervals(Exhibit):
             values = np.array([unit * row[f"excess_{name}_{end}"] for row in self.rows])
             ax.plot(prompts, values.clip(-most, most), **canvas.line(canvas.BLUE, dashes), label=label)
         canvas.bound(ax, margin, "margin")
-        ax.set_ylim(-1.05 * most, 1.05 * most)
-        canvas.label(ax, "prompts", words)
+        canvas.label(ax, "prompts", words, ylim=(-1.05 * most, 1.05 * most))
 
 
 class GatePositions(Exhibit):
@@ -216,8 +215,7 @@ class GatePositions(Exhibit):
         names = ("again_nats", "A again"), ("candidate_nats", "B")
         for (name, label), look in zip(names, canvas.STYLES, strict=False):
             canvas.series(ax, [(row["position"], row[name]) for row in self.rows], **look, label=label)
-        ax.set_ylim(bottom=0)
-        canvas.label(ax, "position in the answer", "mean divergence, nats")
+        canvas.label(ax, "position in the answer", "mean divergence, nats", ylim=(0, None))
 
 
 class Nodes(Exhibit):
@@ -249,11 +247,10 @@ class Nodes(Exhibit):
             canvas.series(ax, [(row["demand_qps"], row[key]) for row in self.rows], **look, label=name)
         at_peak = f"{counted(nodes, 'node')} at {peak:,.6g} QPS"
         ax.axvline(peak, color=canvas.PALE, linewidth=0.9, linestyle=":", label=at_peak)
-        ax.set_xlim(0, None)
-        ax.set_ylim(0, None)
-        ax.xaxis.set_major_formatter("{x:,.0f}")
-        ax.yaxis.set_major_formatter("{x:,.0f}")
-        canvas.label(ax, "peak demand of the whole service (QPS)", "nodes")
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_formatter("{x:,.0f}")
+        whole = "peak demand of the whole service (QPS)"
+        canvas.label(ax, whole, "nodes", xlim=(0, None), ylim=(0, None))
 
     def _draw_day(self, ax: Axes, day: Day) -> None:
         needed, fixed = day.nodes, self.plan.nodes
@@ -261,8 +258,6 @@ class Nodes(Exhibit):
         ax.bar([hour + 0.5 for hour in range(HOURS)], needed, width=1.0, label="needed in the hour", **bars)
         look = canvas.line(canvas.VERMILLION, "--")
         ax.axhline(fixed, **look, label=f"fixed fleet, {counted(fixed, 'node')}")
-        ax.set_xlim(0, HOURS)
-        ax.set_ylim(0, 1.1 * max(fixed, *needed))
         ax.yaxis.set_major_formatter("{x:,.0f}")
-        ax.set_xticks(range(0, HOURS + 1, 3))
-        canvas.label(ax, "hour of the day", "nodes")
+        limits = {"xlim": (0, HOURS), "ylim": (0, 1.1 * max(fixed, *needed))}
+        canvas.label(ax, "hour of the day", "nodes", **limits, xticks=range(0, HOURS + 1, 3))

@@ -95,8 +95,7 @@ class Timeline(Exhibit):
         if not reported:
             canvas.note(ax, 0.5, 0.5, "nothing was reported", **canvas.MIDDLE)
         top = 1.08 * max([float(np.nanmax(values)) for values in reported.values()] + [1.0])
-        ax.set_ylim(FLOOR * top, top)
-        canvas.label(ax, "", "%" if unit == "pct" else unit)
+        canvas.label(ax, "", "%" if unit == "pct" else unit, ylim=(FLOOR * top, top))
 
     def _draw_p90(self, ax: Axes, limit: Limit) -> None:
         """The rolling p90 on a log axis; a thick line is where failures make it infinite."""
@@ -275,8 +274,7 @@ class ReplicaBalance(Exhibit):
         ax.stairs(parts, np.arange(len(parts) + 1) - 0.5, fill=True, **look)
         even = f"even share, {100 / len(parts):.3g} %"
         ax.axhline(100 / len(parts), **canvas.line(canvas.INK, "--", 1.1), label=even)
-        ax.set_ylim(0, 1.12 * max(parts))
-        canvas.label(ax, "", "requests (%)")
+        canvas.label(ax, "", "requests (%)", ylim=(0, 1.12 * max(parts)))
 
 
 UNKNOWN_GPUS = {
@@ -327,9 +325,8 @@ class Pareto(Exhibit):
         for i in (0, -1):
             name = f"{qps(self.rows[i]['rate_qps_per_node'])} QPS"
             canvas.note(ax, x[i], y[i], name, xytext=(7, 0), ha="left", va="center")
-        ax.set_xlim(0.85 * min(x), 1.2 * max(x) or 1.0)
-        ax.set_ylim(0.85 * min(y), 1.1 * max(y) or 1.0)
-        canvas.label(ax, "interactivity, 1000 / median TPOT (tok/s/user)", "output (tok/s/GPU)")
+        limits = {"xlim": (0.85 * min(x), 1.2 * max(x) or 1.0), "ylim": (0.85 * min(y), 1.1 * max(y) or 1.0)}
+        canvas.label(ax, "interactivity, 1000 / median TPOT (tok/s/user)", "output (tok/s/GPU)", **limits)
 
 
 def output_tokens(requests: pa.Table, start_s: float, end_s: float) -> float:

@@ -20,6 +20,7 @@ from tests.support.runs.golden import GOLDEN, changed, sweep_json
 
 FOREIGN = Path(__file__).parents[2] / "data" / "foreign"
 RATIO = to_tree(Ratio(Estimate(1.25, 1.2, 1.3), {}, 6, None, unlike=False))
+OPEN = sweep_json(GOLDEN)["capacity"] | {"open_above": True}
 OTHER = {"value": 9.0, "low": 8.5, "high": 9.5, "certified": 8.6}
 
 
@@ -104,6 +105,7 @@ def test_two_questions_are_warned_of_by_their_keys(asked: Any, key: str, tmp_pat
     [
         ({"valid": False, "exit_code": 4, "reason": "client_limited"}, "is VOID: client_limited"),
         ({"capacity": None}, "measured no capacity"),
+        ({"capacity": OPEN, "exit_code": 6}, "has an open end: a bound, not a number"),
     ],
 )
 def test_no_ratio_is_made_of_what_is_not_claimed(sweep: dict[str, Any], why: str, tmp_path: Path) -> None:
@@ -121,12 +123,6 @@ def test_a_run_beside_itself_is_no_comparison(monkeypatch: pytest.MonkeyPatch) -
     ):
         with pytest.raises(RunError, match="golden_run is given twice; compare needs different runs"):
             refused()
-
-
-def test_a_bound_is_not_a_number_to_divide_by(tmp_path: Path) -> None:
-    tree = json.loads((GOLDEN / "sweep.json").read_text())
-    other = made(tmp_path / "other", capacity=tree["capacity"] | {"open_above": True}, exit_code=6)
-    assert "B (other) has an open end: a bound, not a number" in str(side_by_side.answer([GOLDEN, other]))
 
 
 def test_a_killed_run_stands_beside_without_a_ratio(tmp_path: Path) -> None:
