@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from analysis.capacity import window_table
 from analysis.capacity.checks import judge_window, lag_gate_ms
-from analysis.capacity.posterior import Capacity, posterior
+from analysis.capacity.limit_posterior import Prior
+from analysis.capacity.posterior import posterior
 from analysis.capacity.rules import WindowEvidence
 from analysis.capacity.service_change import Claim, claimed
 from analysis.capacity.window_counts import (
@@ -62,7 +63,6 @@ class Windows:
     reported: dict[int, dict[str, Any]] = field(default_factory=dict)
     open: tuple[WindowPlan, Window] | None = None
     outages: Callable[[], Sequence[HostOutage]] = lambda: ()
-    _claim: Claim | None = None
 
     def restore(self, past: Past) -> None:
         """Take up the windows of an earlier session of this run."""
@@ -92,7 +92,7 @@ class Windows:
         for index in indices:
             old = self.outcomes[index]
             evidence = dataclasses.replace(old.evidence, loss=reason)
-            self.outcomes[index], self._claim = dataclasses.replace(old, evidence=evidence), None
+            self.outcomes[index] = dataclasses.replace(old, evidence=evidence)
             self.ledger.touched.add(index)
 
     def add(
@@ -105,13 +105,12 @@ class Windows:
             measured = self._guiding(measured, now_ns)
         self.recount(now_ns)
         self.outcomes.append(measured)
-        self._claim = None
         self._report(measured, now_ns, elapsed_s)
 
     def recount(self, now_ns: int) -> None:
         """Recount what changed: late answers change their window, and the next load a window's last
         blocks."""
-        last, self._claim = len(self.outcomes) - 1, None
+        last = len(self.outcomes) - 1
         for i, old in enumerate(self.outcomes):
             is_cut = service_loss.added(old.evidence, self.outages(), old.rows, old.counts) != old.evidence
             if is_cut or old.index in self.ledger.touched or i == last:
@@ -129,18 +128,17 @@ class Windows:
         self.recount(now_ns)
         self._report_final(now_ns)
 
-    def capacity(self) -> Capacity | None:
-        """Posterior of the capacity as known now; None while the ramp is not over."""
-        belief = prior(self.plan.search, self.plan.begin, self.outcomes)
-        return None if belief is None else posterior(counted_windows(self.outcomes), belief)
+    @property
+    def prior(self) -> Prior | None:
+        """The prior of the capacity; None while the ramp is not over."""
+        return prior(self.plan.search, self.plan.begin, self.outcomes)
 
     def claim(self) -> Claim | None:
         """What a verdict claims of the windows as last counted; None while the ramp is not over."""
-        belief = prior(self.plan.search, self.plan.begin, self.outcomes)
-        if self._claim is None and belief is not None:
-            counted = [outcome.counts for outcome in self.outcomes]
-            self._claim = claimed(counted_windows(self.outcomes), belief, counted, self.requests)
-        return self._claim
+        if (belief := self.prior) is None:
+            return None
+        counted = [outcome.counts for outcome in self.outcomes]
+        return claimed(counted_windows(self.outcomes), belief, counted, self.requests)
 
     def so_far(
         self,
@@ -237,7 +235,8 @@ class Windows:
         return dataclasses.replace(step, bad=bad, void=bad and not surely)
 
     def _report(self, window: MeasuredWindow, now_ns: int, elapsed_s: float) -> None:
-        capacity = self.capacity()
+        belief = self.prior
+        capacity = posterior(counted_windows(self.outcomes), belief) if belief else None
         self.reported[window.index] = figures = self._figures(window, now_ns)
         self.emit(
             "window_done",

@@ -192,7 +192,7 @@ class SearchCapacity(Job):
         self._stop = sweep(driver)
 
     def verdict(self, driver: Driver) -> RunVerdict:
-        return verdicts.sweep_verdict(self.experiment, driver, self._stop, "wall")
+        return verdicts.sweep_verdict(self.experiment, driver, self._stop)
 
 
 class OfferLoad(Job):

@@ -44,7 +44,6 @@ from conf.specs.experiment import Experiment
 from loadgen.drive.driver import Driver
 from loadgen.drive.programs import Required, analyse
 from loadgen.search import acceptance
-from loadgen.search.policy import prior
 from loadgen.search.window_plan import Stop, counted_windows
 
 QUEUE_GREW = (
@@ -53,19 +52,18 @@ QUEUE_GREW = (
 )
 
 
-def sweep_verdict(experiment: Experiment, driver: Driver, stop: Stop, clock: str) -> RunVerdict:
-    """The verdict of a search that ended by `stop`; `clock` is `wall` or `virtual`."""
+def sweep_verdict(experiment: Experiment, driver: Driver, stop: Stop) -> RunVerdict:
+    """The verdict of a search that ended by `stop`."""
     judged = [window.verdict for window in driver.windows.outcomes if window.plan.kind == "window"]
     whole = judge_run(judged, experiment.search.min_windows)
-    evidence = _evidence(driver, judged, clock, experiment.time_scale)
+    evidence = _evidence(driver, judged, experiment.time_scale)
     claim = driver.windows.claim()
     if claim and claim.change:
         evidence += f"; {claim.change}"
-    verdict = replace(_base(experiment, driver), clock=clock, evidence=evidence)
-    if clock == "wall":
-        # What was not used must not stand as evidence; of a void run every window is judged.
-        used = [one for one in judged if one.valid] if whole.valid else _every(driver)
-        verdict = replace(verdict, checks=worst_checks(used))
+    # What was not used must not stand as evidence; of a void run every window is judged.
+    used = [one for one in judged if one.valid] if whole.valid else _every(driver)
+    base = _base(experiment, driver)
+    verdict = replace(base, clock="wall", evidence=evidence, checks=worst_checks(used))
     if stop.kind == "actor_lost" and whole.valid:
         verdict = replace(verdict, evidence=f"{evidence}; it ended early: {stop.reason}")
     elif stopped := _stopped(driver, stop, verdict):
@@ -282,7 +280,7 @@ def _base(
     if driver is None:
         return verdict
     plan, outcomes = driver.plan, driver.windows.outcomes
-    belief = belief or prior(plan.search, plan.begin, outcomes)
+    belief = belief or driver.windows.prior
     replicas = len(plan.replicas) if plan.replicas else None
     basis = CountingBasis.of(plan.slo, plan.workload, plan.streams, driver.counted_ns, belief, replicas)
     rows = [
@@ -336,14 +334,14 @@ def _every(driver: Driver) -> list[Verdict]:
     return [window.verdict for window in driver.windows.outcomes]
 
 
-def _evidence(driver: Driver, judged: Sequence[Verdict], clock: str, time_scale: float) -> str:
+def _evidence(driver: Driver, judged: Sequence[Verdict], time_scale: float) -> str:
     kinds = Counter(outcome.plan.kind for outcome in driver.windows.outcomes)
     ramp = f"{kinds['ramp']} ramp steps and " if kinds["ramp"] else ""
     void = Counter(window.reason for window in judged if not window.valid)
     lost = f" ({', '.join(f'{count} void: {reason}' for reason, count in void.items())})" if void else ""
     took_s = driver.elapsed_s()
-    took = f"{took_s:.0f} s of {clock} time"
-    if clock == "wall" and time_scale != 1:
+    took = f"{took_s:.0f} s of wall time"
+    if time_scale != 1:
         took = f"{took_s:.0f} s of the engine's time, {took_s / time_scale:.0f} s of wall time"
     if recoveries := driver.loss.recoveries:
         # Losses from which the service came back: no budget counts their time.

@@ -240,7 +240,7 @@ def test_an_effect_is_told_with_its_side_and_its_interval_in_order() -> None:
 def test_a_sweep_says_what_it_measured_streams_per_node_or_a_pool() -> None:
     drive, experiment = driver(["search=quick", "search.min_windows=3", "search.budget_s=210"], 1.0, 1.0)
     result = swept(drive)
-    tree = to_tree(verdicts.sweep_verdict(experiment, drive, result.stop, "virtual"))
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, result.stop))
     assert result.capacity is not None and result.capacity.low < 3.35 < result.capacity.high  # the truth
     assert tree["capacity"]["windows_used"] == list(range(len(result.outcomes)))
     assert len(tree["nodes"]["effects_pct"]) == 2

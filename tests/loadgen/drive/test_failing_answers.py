@@ -119,7 +119,7 @@ def test_a_held_window_of_malformed_answers_is_void_and_says_what_failed(row: di
 def test_a_search_over_malformed_answers_claims_nothing_within_its_budget() -> None:
     target = failing(load(["search=standard"]), truncated("no_usage"), since=0)
     drive, experiment, _ = driver(["search=standard"], target=target)
-    verdict = verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall")
+    verdict = verdicts.sweep_verdict(experiment, drive, sweep(drive))
     assert (verdict.exit_code, verdict.valid) == (summary.EXIT_VOID, False)
     assert verdict.reason.startswith("malformed_answers: ") and "stream_options" in verdict.reason
     assert drive.elapsed_s() <= experiment.search.budget_s
@@ -144,7 +144,7 @@ def test_a_search_of_answers_that_all_break_off_keeps_its_budget_and_has_no_resu
     result = swept(drive)
     # The least number of windows is granted beyond the budget.
     assert result.outcomes[-1].counts.start_ns <= (100 + 15) * NS
-    verdict = verdicts.sweep_verdict(experiment, drive, result.stop, "wall")
+    verdict = verdicts.sweep_verdict(experiment, drive, result.stop)
     assert (verdict.exit_code, verdict.valid) == (summary.EXIT_TARGET, False)
     assert verdict.reason.startswith("at every rate: failed ")
     assert 'the first says "reset by peer". Look at the logs' in verdict.reason

@@ -48,7 +48,7 @@ def test_a_service_that_comes_back_costs_a_window_and_no_budget(dies_s: float) -
     target = Breaking(EXPERIMENT, dies_s)
 
     drive = driver(target, lambda kind, /, **facts: events.append((kind, facts)), repair=target.repair)
-    tree = to_tree(verdicts.sweep_verdict(EXPERIMENT, drive, sweep(drive), "wall"))
+    tree = to_tree(verdicts.sweep_verdict(EXPERIMENT, drive, sweep(drive)))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_OK, True)
     assert 2.9 < tree["capacity"]["qps_per_node"]["value"] < 3.9
     assert [recovery["waited_s"] >= 400 for recovery in tree["recoveries"]] == [True]
@@ -323,7 +323,7 @@ def run(target: Cut) -> tuple[Driver, dict[str, Any], list[tuple[str, dict[str, 
     load_plan = plan(BRIEF, Start(5.1), replicas=frozenset({"0"}))
     drive = Driver(target, load_plan, emit, repair=target.repair)
     drive.windows.outages = target.outages
-    return drive, to_tree(verdicts.sweep_verdict(BRIEF, drive, sweep(drive), "wall")), events
+    return drive, to_tree(verdicts.sweep_verdict(BRIEF, drive, sweep(drive))), events
 
 
 def test_a_load_host_without_network_voids_its_windows_and_no_service_is_lost() -> None:

@@ -88,7 +88,7 @@ def test_an_invalid_measurement_is_void_never_a_number(spoil: dict[str, Any], re
     target = Altering(load(words), **spoil)
     drive, experiment, _ = driver(words, Start(5.1, prediction_qps=3.35), target=target)
     drive.replan(replicas=frozenset({"0"}))
-    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive)))
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_VOID, False, False)
     assert tree["reason"].startswith(reason)
     assert "no capacity is claimed" in text_of(tree)
@@ -109,7 +109,7 @@ def test_a_bound_on_a_queue_that_no_answer_tells_is_neither_kept_nor_missed(warm
             sweep(drive)
         assert drive.windows.outcomes == []
         return
-    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive)))
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_VOID, False, False)
     assert tree["reason"].startswith("queue_untold: Start vLLM with --enable-per-request-metrics")
 
@@ -117,7 +117,7 @@ def test_a_bound_on_a_queue_that_no_answer_tells_is_neither_kept_nor_missed(warm
 @pytest.mark.slow
 def test_a_search_under_a_bound_on_the_queue_finds_what_the_engine_model_says() -> None:
     drive, experiment, _ = driver(["search=standard", *QUEUE[1:]], Start(5.1, 3.9))
-    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "virtual"))
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive)))
     result = tree["capacity"]["qps_per_node"]
     predicted = engine_model.predict(experiment, draws=0)
     assert predicted.capacity is not None

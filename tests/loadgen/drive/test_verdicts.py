@@ -46,7 +46,7 @@ def searched(*words: str) -> RunVerdict:
     """A search of that service with windows of half a minute, under a bound of 20 s on the first token."""
     target = VirtualTarget(OneAtATime(1 / CEILING_QPS))
     drive, experiment, _ = driver([*WORDS, "search=quick", *words], Start(CEILING_QPS, 11.0), target=target)
-    return verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall")
+    return verdicts.sweep_verdict(experiment, drive, sweep(drive))
 
 
 def probed(rate_qps: float, duration_s: float, *words: str) -> RunVerdict:
@@ -85,7 +85,7 @@ def test_a_queue_that_comes_and_goes_near_the_capacity_is_none(scenario: str) ->
         Start(scenarios.guess_qps(scenario), scenarios.truths()[scenario]),
         target=scenarios.target(scenario, 3),
     )
-    verdict = verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall")
+    verdict = verdicts.sweep_verdict(experiment, drive, sweep(drive))
     assert verdict.capacity is not None and not verdict.capacity.queue_grew
 
 
@@ -185,7 +185,7 @@ def service(**row: Any) -> Changed:
 def short_search(guess_qps: float, *words: str, **row: Any) -> RunVerdict:
     """A search of a minute and a half around a guess."""
     drive, experiment, _ = driver([*SHORT_WORDS, *words], Start(guess_qps, guess_qps), target=service(**row))
-    return verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall")
+    return verdicts.sweep_verdict(experiment, drive, sweep(drive))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def late(rows: pa.Table) -> pa.Table:
 def test_a_share_that_misses_a_bound_at_any_rate_is_said() -> None:
     words = [*SHORT_WORDS[: -len(SHORT)], "search=standard", "slo.ttft_p90_ms=2000"]
     drive, experiment, _ = driver(words, Start(5.0, 5.0), target=Changed(OneAtATime(0.05), late))
-    verdict = verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall")
+    verdict = verdicts.sweep_verdict(experiment, drive, sweep(drive))
     assert verdict.exit_code == summary.EXIT_OPEN and verdict.capacity and verdict.capacity.open_below
     assert "20 % missed the bound on p90 TTFT, hardly fewer at lower rates, and 10 % may" in verdict.reason
 

@@ -58,7 +58,7 @@ Searched = tuple[dict[str, Any], Driver, list[tuple[str, Any]]]
 def searched(words: list[str], start: Start | None = None, **more: Any) -> Searched:
     """The verdict of a whole search, its driver and its events."""
     drive, experiment, events = driver(words, start, **more)
-    return to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall")), drive, events
+    return to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive))), drive, events
 
 
 def probed(words: list[str], *, load: tuple[float, float, float], **more: Any) -> Searched:
