@@ -23,6 +23,7 @@ from loadgen.cli.output import PlannedRun, planned_run
 from loadgen.cli.words import checked_experiment, experiment_of, refuse_misfit
 from loadgen.drive import programs
 from loadgen.drive.programs import refuse_requirement, required_s
+from loadgen.run import progress
 from loadgen.run.jobs import Job, OfferLoad, RequireRate, SearchCapacity
 from loadgen.search import pacing
 from loadgen.studies import calibration_probes, matrix_study, published_ladder, published_tables
@@ -117,7 +118,7 @@ def progressive(arguments: argparse.Namespace) -> int:
         verdicts = [prediction.predicted_ladder(experiment, say) for experiment in experiments]
         tree = _write_ladders(arguments, verdicts)
         if arguments.json:
-            output.event("result", tree)
+            progress.json_line(None, "result", **tree)
         else:
             terminal.tell("\n\n".join(str(answers.answer(verdict)) for verdict in verdicts))
         return max(verdict.exit_code or 0 for verdict in verdicts)
@@ -141,10 +142,10 @@ def _ladder_experiment(words: Sequence[str], arguments: argparse.Namespace) -> E
 def _write_ladders(arguments: argparse.Namespace, verdicts: Sequence[Verdict]) -> dict[str, object]:
     """The answers of several models as JSON, their levels written to the file of `--out`."""
     code = max(verdict.exit_code or 0 for verdict in verdicts)
-    tree = {"event": "result", "exit_code": code, "models": [to_tree(verdict) for verdict in verdicts]}
+    tree = {"exit_code": code, "models": [to_tree(verdict) for verdict in verdicts]}
     if arguments.out:
         ladders = [(each.experiment.model, each.progressive) for each in verdicts if each.progressive]
-        output.write(arguments.out, ladder_figures.rows(ladders), tree)
+        output.write(arguments.out, ladder_figures.rows(ladders), {"event": "result", **tree})
     return tree
 
 

@@ -30,6 +30,7 @@ from conf.specs.workload import Conversations
 from loadgen.cli import engine_model, machine
 from loadgen.cli.words import kernel_lines
 from loadgen.drive.prepared_load import LONGEST_S, STEADY_E2E, WARMUP_QPS
+from loadgen.run.progress import json_line
 from loadgen.search.pacing import longer_at, longest_search
 from loadgen.traffic.prefix_sharing import means_of
 from loadgen.traffic.schedule import cut_tokens
@@ -53,15 +54,10 @@ def plan(arguments: argparse.Namespace, planned: "PlannedRun | None", lines: Seq
         tree["notes"] = [*lines, *tree["notes"]]
         text = "\n".join([*(f"# {line}" for line in lines), plan_text(planned, arguments.all)])
     if arguments.json:
-        event("plan", tree)
+        json_line(None, "plan", **tree)
     else:
         terminal.tell(text)
     return summary.EXIT_OK
-
-
-def event(kind: str, tree: Mapping[str, Any]) -> None:
-    """Print an event as one JSON line on stdout."""
-    terminal.data(json.dumps(finite({"event": kind, **tree}), default=str))
 
 
 def noting(arguments: argparse.Namespace) -> Callable[[str], None]:
@@ -72,7 +68,7 @@ def noting(arguments: argparse.Namespace) -> Callable[[str], None]:
 def printed(verdict: Verdict | GridVerdict | RecommendationVerdict, as_json: bool) -> int:
     """Print a result, a grid always as JSON, and return its exit code."""
     if as_json or isinstance(verdict, GridVerdict):
-        event("result", to_tree(verdict))
+        json_line(None, "result", **to_tree(verdict))
     elif isinstance(verdict, RecommendationVerdict):
         terminal.tell(recommend_view.text(verdict))
     else:
