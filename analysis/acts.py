@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from analysis import exchange, planning
@@ -214,24 +213,16 @@ def _forward_s(experiment: Experiment, work: ForwardWork) -> float:
 
 
 def _serve(experiment: Experiment, load: RecordedLoad) -> Served:
-    """The engine model; a closed loop over several replicas is one on each, of its share."""
+    """The engine model behind one balancer."""
     from serve_apps.engine_model.engine.kinds import EngineKind
-    from serve_apps.engine_model.service.service import Replicas, Requests, serve, serve_closed
+    from serve_apps.engine_model.service.service import Replicas, Requests, serve
 
-    spec, replicas = experiment.engine, experiment.replicas
+    spec = experiment.engine
     assert isinstance(spec, SimulatedEngine)
     machine = EngineKind.of(spec, experiment.model, experiment.hardware, experiment.layout)
-    tokens = [load.input_tokens, load.output_tokens, load.shared_tokens]
-    if not load.concurrency:
-        times = serve(machine, Requests(load.due_s, tokens), Replicas(replicas, seed=experiment.seed))
-        return Served(times.sent_s, times.first_token_s, times.last_token_s)
-    latencies = np.zeros((3, len(load.due_s)))
-    for replica in range(min(replicas, load.concurrency)):
-        share = np.arange(replica, len(load.due_s), replicas)
-        held = len(range(replica, load.concurrency, replicas))
-        times = serve_closed(machine, held, [column[share] for column in tokens])
-        latencies[:, share] = times.sent_s, times.first_token_s, times.last_token_s
-    return Served(*latencies)
+    requests = Requests(load.due_s, [load.input_tokens, load.output_tokens, load.shared_tokens])
+    times = serve(machine, requests, Replicas(experiment.replicas, seed=experiment.seed), load.concurrency)
+    return Served(times.sent_s, times.first_token_s, times.last_token_s)
 
 
 def into_service(plan: Plan, source: Path | str, file: Path) -> ServeSettings:
