@@ -57,11 +57,18 @@ def export(run: Run | Path | str, format: str, out: Path | str | None = None) ->
 
 
 def csv(run: Run) -> Iterator[str]:
-    """Blocks of lines, the first with the column names; `itl_us` is joined by spaces."""
+    """Blocks of lines, the first with the column names; `itl_us` is joined by spaces.
+
+    Words of a server that a spreadsheet would run have an apostrophe before them.
+    """
     for index, batch in enumerate(batches(run)):
         options = pyarrow.csv.WriteOptions(include_header=index == 0, quoting_style="needed")
-        block = BytesIO()
-        pyarrow.csv.write_csv(_flat(batch), block, options)
+        rows, block = _texts(batch), BytesIO()
+        columns = {name: pc.replace_substring_regex(rows[name], FORMULA, r"'\1") for name in SERVER_WORDS}
+        columns["itl_us"] = pc.binary_join(rows["itl_us"].cast(pa.list_(pa.string())), " ")
+        for name, column in columns.items():
+            rows = rows.set_column(rows.schema.get_field_index(name), name, column)
+        pyarrow.csv.write_csv(rows, block, options)
         yield block.getvalue().decode()
 
 
@@ -111,15 +118,4 @@ def _texts(rows: pa.Table) -> pa.Table:
         elif pa.types.is_dictionary(field.type):
             column = column.cast(pa.string())
         rows = rows.set_column(index, field.name, column)
-    return rows
-
-
-def _flat(rows: pa.Table) -> pa.Table:
-    """Lists as text, and an apostrophe before words of a server that a spreadsheet would run."""
-    rows = _texts(rows)
-    columns = {name: pc.replace_substring_regex(rows[name], FORMULA, r"'\1") for name in SERVER_WORDS} | {
-        "itl_us": pc.binary_join(rows["itl_us"].cast(pa.list_(pa.string())), " ")
-    }
-    for name, column in columns.items():
-        rows = rows.set_column(rows.schema.get_field_index(name), name, column)
     return rows

@@ -133,7 +133,10 @@ def capacity_rows(subject: StudyOrRuns) -> list[CapacityRow]:
         if subject.valid and subject.ratio:
             rows[1] = replace(rows[1], ratio=CellRatio(subject.ratio.estimate, PAIRED))
     else:
-        rows = [run_capacity(run, name) for run, name in zip(subject, _names(subject), strict=True)]
+        names, rows = [run.name for run in subject], list[CapacityRow]()
+        for run in subject:  # two of one name have that of the folder above before it
+            name = run.name if names.count(run.name) == 1 else "/".join(run.path.resolve().parts[-2:])
+            rows.append(run_capacity(run, name))
         for place, row in enumerate(rows):
             if place and rows[0].sampling and row.sampling:
                 ratio = paired_ratio.unpaired(rows[0].sampling, row.sampling)
@@ -141,14 +144,6 @@ def capacity_rows(subject: StudyOrRuns) -> list[CapacityRow]:
     if not any(part.claim for part in rows):
         raise NoData("no part has a capacity")
     return rows
-
-
-def _names(runs: Sequence[Run]) -> list[str]:
-    """Names of the folders, with that of the folder above where two are the same."""
-    names = [run.name for run in runs]
-    return [
-        run.name if names.count(run.name) == 1 else "/".join(run.path.resolve().parts[-2:]) for run in runs
-    ]
 
 
 def _from_part(part: PartRow | MatrixCell) -> CapacityRow:

@@ -175,20 +175,14 @@ def of_plan(plan: Plan | NoPlan) -> Page:
         return Page("no plan", "Plan", "The run allows no plan", claim, [])
     on, whole = plan.planned_on, json.dumps(to_tree(plan), indent=1)
     code = Code("The plan as JSON, every figure with its unit", whole, folded=True)
+    served: tuple[Block, ...] = (Missing("Ray Serve's settings", UNWRITTEN),)
+    if written := plan.into_service:
+        where = f"Ray Serve's autoscaling in {written.file}; its comments give each number's reason:"
+        served = where, tuple((name, value(setting)) for name, setting in written.autoscaling_config.items())
     body = [
         Section("nodes", (figure_block(Nodes, plan), code)),
         *([Section("cost", answer.tables)] if plan.cost else []),
-        Section("service", _serve_settings(plan)),
+        Section("service", served),
     ]
     subtitle = f"Planned on {on.name}, {on.found_by}: {on.experiment.load}"
     return Page(f"{answer.word}: {on.name}", "Plan of a service", subtitle, answer, body)
-
-
-def _serve_settings(plan: Plan) -> tuple[Block, ...]:
-    """The settings of Ray Serve, or how to have them written."""
-    written = plan.into_service
-    if written is None:
-        return (Missing("Ray Serve's settings", UNWRITTEN),)
-    settings = tuple((name, value(setting)) for name, setting in written.autoscaling_config.items())
-    where = f"Ray Serve's autoscaling in {written.file}; its comments give each number's reason:"
-    return where, settings

@@ -6,7 +6,7 @@ offered; the windows were placed for the old bounds, so that the interval is wid
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,8 +106,16 @@ def recomputed(run: Run) -> tuple[str, bool]:
 
     Raises RunError if the files lack what a recount needs.
     """
-    again = recount(run)
-    counts = list(_other_counts(run, again))
+    again, counts = recount(run), list[str]()
+    for line, window in zip(run.windows().to_pylist(), again.windows, strict=True):
+        fresh = {name: getattr(window, name) for name in COUNTS}
+        old = dict(line)
+        for limit, counted in window.limits.items():
+            fresh |= {f"{limit}_over": counted.over, f"{limit}_determined": counted.determined}
+        for bound in line["bounds"] or ():
+            old |= {f"{bound['bound']}_{name}": bound[name] for name in ("over", "determined")}
+        others = _differences({name: old.get(name) for name in fresh}, fresh)
+        counts += [f"window {window.index}: {other}" for other in others]
     lines, agrees = _capacity_lines(run.verdict, again.capacity)
     agrees = agrees and not counts
     heads = [
@@ -154,18 +162,6 @@ def _differences(recorded: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[
     """The figures that are not the same, by their names."""
     pairs = ((name, recorded.get(name), fresh.get(name)) for name in {**fresh, **recorded})
     return [f"{name} recorded {old!r}, recomputed {new!r}" for name, old, new in pairs if not same(old, new)]
-
-
-def _other_counts(run: Run, again: Recount) -> Iterator[str]:
-    for line, counts in zip(run.windows().to_pylist(), again.windows, strict=True):
-        fresh = {name: getattr(counts, name) for name in COUNTS}
-        for limit, counted in counts.limits.items():
-            fresh |= {f"{limit}_over": counted.over, f"{limit}_determined": counted.determined}
-        old = dict(line)
-        for bound in line["bounds"] or ():
-            old |= {f"{bound['bound']}_{name}": bound[name] for name in ("over", "determined")}
-        for other in _differences({name: old.get(name) for name in fresh}, fresh):
-            yield f"window {counts.index}: {other}"
 
 
 JUDGED = "judged by {new} with the windows of a search for {old}"

@@ -188,20 +188,15 @@ def ladder_answer(verdict: Verdict, ladder: LadderFigures, word: str, tone: str)
     )
     folder = "" if isinstance(verdict, PredictionVerdict) else verdict.folder
     facts = ("how", ladder.how), ("why", verdict.reason), ("run folder", folder)
-    known, tables = tuple(fact for fact in facts if fact[1]), (_ladder_table(ladder),)
-    return Answer(word, tone, head, known, tables, tuple(_ladder_notes(ladder)))
-
-
-def _ladder_table(ladder: LadderFigures) -> Table:
-    beside = any(line.beside for line in ladder.levels)
+    known, beside = tuple(fact for fact in facts if fact[1]), any(line.beside for line in ladder.levels)
     apart = "error of both" if ladder.as_published else "apart, other counts"
     heads = (*LEVEL, *((*PUBLISHED, apart) if beside else ()), "")
     rows = tuple(
         (*_level(line), *(_beside(line) if beside else ()), f"VOID: {line.void}" if line.void else "")
         for line in ladder.levels
     )
-    tones = tuple("failed" if line.void else "" for line in ladder.levels)
-    return Table("", heads, rows, tones=tones)
+    table = Table("", heads, rows, tones=tuple("failed" if line.void else "" for line in ladder.levels))
+    return Answer(word, tone, head, known, (table,), tuple(_ladder_notes(ladder)))
 
 
 def _level(line: LadderLevel) -> tuple[str, ...]:
