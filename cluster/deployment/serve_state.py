@@ -145,47 +145,35 @@ def details() -> dict[str, Any]:
 def read(details: dict[str, Any], app_name: str, engines: str = "", prefill: str = "") -> ServeState:
     """The state of an application in the controller's tree of details."""
     app = details["applications"].get(app_name, {"status": "ABSENT", "message": "", "deployments": {}})
-    deployments: dict[str, dict[str, Any]] = app["deployments"]
-    sides: dict[str, Side] = {name: _side(name, engines, prefill) for name in deployments}
-    rows = [
-        (name, word(each["state"]), each) for name in deployments for each in deployments[name]["replicas"]
-    ]
-    running = Counter(name for name, status, _ in rows if status == "RUNNING")
-    targets = {
-        name: row["target_num_replicas"] for name, row in deployments.items() if sides[name] != "engine"
-    }
-    configs = {name: deployment["deployment_config"] for name, deployment in deployments.items()}
+    counts, replicas, short = Counter[str](), list[ServeReplica](), list[str]()
+    for name, deployment in app["deployments"].items():
+        side: Side = "prefill" if prefill and name.startswith(prefill) else "other"
+        side = "engine" if name.startswith(engines) else side
+        states, target = Counter[str](), deployment["target_num_replicas"]
+        for row in deployment["replicas"]:
+            states[word(row["state"])] += 1
+            if word(row["state"]) == "RUNNING":
+                process = row["node_id"], row["node_ip"], row["pid"], row["actor_name"], row["start_time_s"]
+                replicas.append(ServeReplica(row["replica_id"], name, *process, side))
+        if side == "engine":
+            counts += states
+        elif states["RUNNING"] != target:
+            short.append(f"{states['RUNNING']} of {target} {name}")
+    configs = {name: deployment["deployment_config"] for name, deployment in app["deployments"].items()}
     fronts = list(details["proxies"].values())
     statuses = [word(front["status"]) for front in fronts]
     unhealthy = next((status for status in statuses if status != "HEALTHY"), "HEALTHY")
     return ServeState(
         status=word(app["status"]),
         message=one_line(app["message"]),
-        counts=dict(Counter(status for name, status, _ in rows if sides[name] == "engine")),
-        replicas=tuple(
-            _replica(name, sides[name], each) for name, status, each in rows if status == "RUNNING"
-        ),
-        short=tuple(
-            f"{running[name]} of {target} {name}"
-            for name, target in targets.items()
-            if sides[name] != "engine" and running[name] != target
-        ),
+        counts=dict(counts),
+        replicas=tuple(replicas),
+        short=tuple(short),
         proxy=unhealthy if fronts else "ABSENT",
         fronts=tuple(sorted(str(front["actor_id"]) for front in fronts)),
         controller=str(details["controller_info"]["worker_id"]),
         options=hashlib.sha256(json.dumps(configs, sort_keys=True, default=str).encode()).hexdigest(),
     )
-
-
-def _side(deployment: str, engines: str, prefill: str) -> Side:
-    if deployment.startswith(engines):
-        return "engine"
-    return "prefill" if prefill and deployment.startswith(prefill) else "other"
-
-
-def _replica(deployment: str, side: Side, row: Mapping[str, Any]) -> ServeReplica:
-    process = row["node_id"], row["node_ip"], row["pid"], row["actor_name"], row["start_time_s"]
-    return ServeReplica(row["replica_id"], deployment, *process, side)
 
 
 def metrics_urls(app_name: str, replicas: Sequence[str]) -> dict[str, str]:
@@ -270,16 +258,14 @@ def _logs(app_name: str, since_s: float) -> dict[str, list[str]]:
     """Last lines of the newest logs of the application's replicas on each node; empty if none answers."""
     try:
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]][:NODES]
-        tasks = {node: on_node(node, _read_here).remote(app_name, since_s) for node in nodes}
+        tasks = {
+            node: on_node(node, lambda: read_logs(logs_folder(), app_name, since_s)).remote()
+            for node in nodes
+        }
         logs_by_node, _ = gather(tasks, NODE_TIMEOUT_S, force=True)
     except (RayError, RuntimeError, ValueError):  # the cluster is gone
         return {}
     return {name: lines for logs in logs_by_node.values() for name, lines in logs.items()}
-
-
-def _read_here(app_name: str, since_s: float) -> dict[str, list[str]]:
-    """Runs on a node: last lines of stderr and stdout of the application's newest processes."""
-    return read_logs(logs_folder(), app_name, since_s)
 
 
 def read_logs(folder: Path, app_name: str, since_s: float = 0.0) -> dict[str, list[str]]:

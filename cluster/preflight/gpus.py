@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -287,62 +286,61 @@ class NodePower:
         return read_power(self._root)
 
 
+@dataclass(slots=True)
+class _Followed:
+    """A node whose power is read: its name in readings, its actor, and the reading that is awaited."""
+
+    name: str
+    actor: Any
+    pending: Any = None
+
+
 class PowerMeter:
     """Reads the power of the nodes `names`: Ray's id of each -> the name in its readings.
 
-    One thread reads while another may follow other nodes.
+    One thread reads while another may follow other nodes: each look is at one dict, which is replaced whole.
     """
 
     def __init__(self, names: Mapping[str, str], root: Path = Path("/")) -> None:
         self._root = root
-        self._names: dict[str, str] = {}
-        self._actors: dict[str, Any] = {}
-        self._pending: dict[str, Any] = {}
-        self._lock = threading.Lock()
-        """Held for changes of the three dicts, never while readings are awaited."""
+        self._followed: dict[str, _Followed] = {}
         self.follow(names)
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """Names of the nodes."""
-        return tuple(self._names.values())
+        return tuple(each.name for each in self._followed.values())
 
     def follow(self, names: Mapping[str, str]) -> None:
         """Read these nodes from now on."""
-        with self._lock:
-            for node in self._actors.keys() - names.keys():
-                self._pending.pop(node, None)
-                ray.kill(self._actors.pop(node))
-            for node in names.keys() - self._actors.keys():
-                where = NodeAffinitySchedulingStrategy(node, soft=False)
-                actor = ray.remote(num_cpus=0, max_restarts=RESTARTS)(NodePower)
-                self._actors[node] = actor.options(scheduling_strategy=where).remote(self._root)
-            self._names = dict(names)
+        before = self._followed
+        self._followed = {node: before.get(node) or self._begun(node, name) for node, name in names.items()}
+        for node in before.keys() - names.keys():
+            ray.kill(before[node].actor)
+
+    def _begun(self, node: str, name: str) -> _Followed:
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        actor = ray.remote(num_cpus=0, max_restarts=RESTARTS)(NodePower)
+        return _Followed(name, actor.options(scheduling_strategy=where).remote(self._root))
 
     def read(self) -> list[dict[str, Any]]:
         """The readings that arrive within ANSWER_S: the node's name and the fields of `PowerReading`."""
-        with self._lock:
-            for node, actor in self._actors.items():
-                if node not in self._pending:
-                    self._pending[node] = actor.read.remote()
-            pending, names = dict(self._pending), self._names
-        ready, _ = ray.wait(list(pending.values()), num_returns=len(pending), timeout=ANSWER_S)
-        answered = {node: answer for node, answer in pending.items() if answer in ready}
-        with self._lock:
-            for node, answer in answered.items():
-                if self._pending.get(node) is answer:
-                    del self._pending[node]
-        return [{"node": names[node], **asdict(_reading(answer))} for node, answer in answered.items()]
+        followed, rows = self._followed.values(), []
+        for each in followed:
+            each.pending = each.pending or each.actor.read.remote()
+        awaited = [each.pending for each in followed]
+        ready, _ = ray.wait(awaited, num_returns=len(awaited), timeout=ANSWER_S)
+        for each in followed:
+            if each.pending in ready:
+                try:
+                    reading: PowerReading = ray.get(each.pending)
+                except RayError as error:
+                    reading = PowerReading(error=last_line(error))
+                each.pending = None
+                rows.append({"node": each.name, **asdict(reading)})
+        return rows
 
     def close(self) -> None:
         """End the actors."""
         with suppress(RayError):
             self.follow({})
-
-
-def _reading(answer: Any) -> PowerReading:
-    try:
-        reading: PowerReading = ray.get(answer)
-    except RayError as error:
-        return PowerReading(error=last_line(error))
-    return reading
