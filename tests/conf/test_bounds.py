@@ -72,47 +72,6 @@ def test_a_list_of_bounds_replaces_the_usual_ones_and_those_of_a_saved_run(tmp_p
     assert load([listed], saved).slo.limits == ("tpot", "e2e_p95")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["slo.itl_p100_ms=80"], "'itl_p100' is no bound"),
-        (["slo.itl_p99_ms=-1"], "slo.itl_p99_ms=-1 must be above 0"),
-        (["slo.itl_p99_ms=fast"], "slo.itl_p99_ms=fast must be a number above 0"),
-        (["slo.wait_p99_ms=80"], "unknown key 'slo.wait_p99_ms'"),
-        (["slo.itl_p99_ms=80", "slo.itl_p99_ms=90"], "slo.itl_p99_ms is given twice"),
-        (["slo.itl_pooled_p99_ms=80", "slo.itl_pooled_p95_ms=60"], "two bounds on pooled gaps"),
-        (["slo.at_most_ms.ttft_p90=80"], "set slo.ttft_p90_ms instead"),
-        (["slo.at_most_ms.joint_p90=80"], "set slo.joint=SHARE instead"),
-        (["slo.joint=1"], "slo.joint=1 must be 0.5 to 0.999"),
-        (["slo.joint=.9", "slo.ttft_p90_ms=null", "slo.tpot_p90_ms=null"], "slo has no bound"),
-        (
-            ["slo.joint=.9", "slo.bounds=[{metric: itl_pooled, quantile: .9, ms: 3}]"],
-            "slo.joint needs a bound of a request",
-        ),
-        (["slo.itl_within=1"], "slo.itl_within=1 must be above 0 and below 1"),
-        (["slo.bounds=[]"], "slo.bounds must be a list"),
-        (["slo.bounds=[{metric: ttft, ms: 3}]"], "each bound has metric, quantile and ms"),
-        *(
-            ([f"slo.bounds=[{{metric: {bound}, ms: 3}}]"], "slo.bounds: metric is one of ttft")
-            for bound in (
-                "wait, quantile: .9",
-                *(f"ttft, quantile: {share}" for share in ("1", "1.5", ".9995", ".9905", "x")),
-            )
-        ),
-        (["slo.bounds=[{metric: ttft, quantile: .9, ms: x}]"], "slo.ttft_p90_ms=x must be a number"),
-        (
-            ["slo.bounds=[{metric: itl, quantile: .9, ms: 3}, {metric: itl, quantile: .9, ms: 4}]"],
-            "is given twice",
-        ),
-        (["slo.bounds=[{metric: itl, quantile: .9, ms: 3}]", "slo.e2e_p90_ms=3"], "set the same"),
-    ],
-)
-def test_wrong_bounds_are_one_line_with_the_remedy(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        load(words)
-    assert message in str(refused.value) and "\n" not in str(refused.value)
-
-
 def test_an_answer_that_just_meets_its_bounds() -> None:
     assert Slo("", 2000.0, 100.0).answer_s(140) == 16.0
     assert Slo("", 2000.0, 100.0, {"e2e_p95": 9000.0}).answer_s(140) == 9.0

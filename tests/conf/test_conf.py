@@ -8,6 +8,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
+import yaml
 
 from conf import ConfigError, load
 from conf.compose import dump
@@ -26,40 +27,6 @@ NEEDS = {
     "routing=kv_aware": ["engine=vllm", "workload.prompt=text"],
     "routing=prefix_affinity": ["engine=vllm", "workload.prompt=text"],
 }
-LAYER = "model.step_time.layer_us"
-WRONG = {
-    "quality.broken_divergence=1": "quality.broken_divergence=1 must be above 0 and below 0.693",
-    "quality.load=busy": "quality.load=busy must be idle or a rate up to 100000 QPS per node",
-    "quality.load=-2": "quality.load=-2 must be idle or a rate",
-    "layout.tensor_parallel=7": "TP7 does not divide the 64 attention heads",
-    "engine=external": "engine=external needs target.urls",
-    "engine.kind=vllm": "choose a file with engine=NAME",
-    "out=${oc.env:HOME}": "interpolation",
-    "workload.input_tokens.cv=0.5": "workload.input_tokens: kind=fixed has no cv",
-    "routing.policy=pow2": "pow2 needs data_path=python_proxy",
-    "target.urls=[http://[::1]:8000]": "target.urls: the value is not YAML",
-    "seed=!!python/object:x 3": "seed: the value is not YAML",
-    "run=\0": "run: the value is not YAML",
-    "workload.input_tokens=0": "mean=0 tokens must be at least 1",
-    "target.urls.0=a": "target.urls must be a list: target.urls=[http://HOST:PORT,...]",
-    "target.urls[0]=a": "set the whole list, target.urls=[...]",
-    "workload.arrivals.burstiness=.inf workload.arrivals.kind=gamma": "burstiness=inf must be finite",
-    "workload.arrivals.burstiness=0": "burstiness=0 must be at least 0.001",
-    "workload.arrivals.burstiness=2": "burstiness=2.0 belongs to workload.arrivals.kind=gamma or vllm_bench",
-    "workload=trace": "workload trace needs workload.trace=FILE",
-    "profile_qps=[[0,1],[90,2]] duration_s=60": "ends at 90 s but duration_s=60.0; raise it",
-    "model.layers=0": "model.layers=0 must be at least 1",
-    f"{LAYER}.value=9 {LAYER}.low=20 {LAYER}.high=30": "layer_us: value=9 us must lie between low=20",
-    "model.step_time.layer_us.value=-1": "model.step_time.layer_us: value=-1 us: a constant must be",
-    "model.step_time.layer_us.unit=ms": "model.step_time.layer_us.unit cannot be set: of a constant only",
-    "hardware.efficiency={}": "hardware.efficiency cannot be set",
-    "workload.input_tokens.weights=[0.5,.nan]": "workload.input_tokens.weights[1]=nan must be",
-    "hardware.hbm_bytes=.inf": "hardware.hbm_bytes=inf must be finite, a number above 0",
-    "engine.activation_bytes=-1e11": "engine.activation_bytes=-100000000000.0 must be at least 0",
-    "engine.num_gpu_blocks=[1]": "engine.num_gpu_blocks must be a whole number",
-}
-WHOLE = {"seed=!!python/object:x 3"}
-"""Words with a space in them."""
 BAD_URLS = {
     "http://user:secret@host:80": "no user, password",
     "http://:secret@host": "no user, password",
@@ -78,12 +45,20 @@ BAD_URLS = {
 }
 
 
-@pytest.mark.parametrize("words", WRONG)
-def test_a_wrong_word_is_one_line(words: str) -> None:
+REFUSED = yaml.safe_load((Path(__file__).parents[1] / "data" / "refused_words.yaml").read_text())
+
+
+@pytest.mark.battery("wrong input")
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: " ".join(row[:-1]))
+def test_a_wrong_word_and_words_that_do_not_go_together_are_one_line(row: list[str]) -> None:
+    *words, message = row
     with pytest.raises(ConfigError) as caught:
-        load([words] if words in WHOLE else words.split(" "))
-    assert WRONG[words] in str(caught.value)
-    assert "\n" not in str(caught.value)
+        load(words)
+    line = str(caught.value)
+    assert message in line and "\n" not in line
+    assert "{" not in line or "{" in "".join(row) or words[-1].startswith("slo.bounds"), (
+        "a field is not filled"
+    )
 
 
 @pytest.mark.parametrize("url", BAD_URLS)

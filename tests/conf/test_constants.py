@@ -170,35 +170,8 @@ def test_the_refusal_names_the_file(tmp_path: Path) -> None:
         load(["engine.constants=nowhere.yaml"])
 
 
-def test_only_the_simulated_engine_takes_a_calibration() -> None:
-    with pytest.raises(ConfigError, match=r"engine\.constants belongs to engine=simulated"):
-        load(["engine=external", "target.urls=[http://127.0.0.1:1]", "engine.constants=a.yaml"])
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        *(f"hardware.efficiency.{name}.value=0" for name in ("hbm", "kv_read", "attention", "link")),
-        "model.step_time.gemm_prefill.value=0",
-        "model.step_time.gemm_decode.value=1.2",
-        "model.step_time.expert_read.value=0",
-    ],
-)
-def test_a_share_is_above_nothing_and_at_most_all(word: str) -> None:
-    with pytest.raises(ConfigError, match=r"a share must be above 0 and at most 1") as caught:
-        load([word])
-    assert "\n" not in str(caught.value)
-
-
 def test_a_draw_beyond_the_peak_is_the_peak() -> None:
     assert replaced(PLAIN, {LINK: 1.3}).hardware.efficiency.link.value == 1
-
-
-def test_a_covariance_is_no_word() -> None:
-    with pytest.raises(
-        ConfigError, match=r"belongs to a calibration; name its file: engine\.constants=FILE$"
-    ):
-        load(["engine.constants_covariance={foo: [1.0]}"])
 
 
 @pytest.mark.parametrize("subject", PUBLISHED_MODELS, ids=lambda subject: subject.name)

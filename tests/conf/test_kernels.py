@@ -142,16 +142,6 @@ def test_an_unknown_backend_is_said_beside_another_release() -> None:
     assert both.engine.kernel_ratio.kv_read.value == BACKENDS["TRITON_ATTN"][0][1]  # type: ignore[attr-defined]
 
 
-def test_what_was_fitted_on_mi325x_computes_slower_on_mi300x() -> None:
-    costs = []
-    for gpu in ("mi325x", "mi300x"):
-        experiment = load(
-            ["model=llama31_405b_fp8", "layout=dp1_tp8", "cluster=mi325x_1n", f"hardware={gpu}"]
-        )
-        costs.append(roofline(experiment.model, experiment.hardware, experiment.layout))
-    assert costs[1].decode_gemm_token_s == pytest.approx(costs[0].decode_gemm_token_s / 0.82)
-
-
 def test_a_calibration_holds_beside_other_kernels_and_has_no_constant_of_them(tmp_path: Any) -> None:
     layer = "model.step_time.layer_us"
     file = tmp_path / "constants.yaml"
@@ -161,23 +151,6 @@ def test_a_calibration_holds_beside_other_kernels_and_has_no_constant_of_them(tm
     file.write_text(yaml.safe_dump(calibration(both, {STEP: constants(both)[STEP]})))
     with pytest.raises(ConfigError, match=f"'{STEP}' is no constant of the step time"):
         load([OFF, f"engine.constants={file}"])
-
-
-@pytest.mark.battery("wrong input")
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ([f"{STEP}.value=1.1"], "this engine has the kernels of the fit; choose others with"),
-        ([OFF, "engine.attention_backend=TRITON_ATTN"], "attention included; leave one of them out"),
-        (["engine.attention_backend=triton_attn"], "in capitals, such as ROCM_AITER_FA"),
-        (["engine.attention_backend=3"], "in capitals, such as ROCM_AITER_FA"),
-        (["engine.kernels=rocm"], "must be one of fitted, aiter, triton"),
-        ([OFF, f"{STEP}.unit=ms"], "of a constant only value, low, high and source"),
-    ],
-)
-def test_kernels_that_cannot_be_are_refused(given: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load(given)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -120,43 +120,6 @@ def test_a_full_queue_is_answered_as_vllm_answers_it() -> None:
     assert taken.status == 200
 
 
-loads = st.lists(
-    st.tuples(st.floats(0, 0.3), st.integers(1, 60), st.integers(1, 20)), min_size=1, max_size=12
-)
-
-
-@given(loads, st.booleans(), st.booleans())
-@settings(max_examples=50)
-def test_a_state_tells_its_tokens_at_any_moment(
-    arrivals: list[tuple[float, int, int]], asynchronous: bool, caching: bool
-) -> None:
-    served = engine(
-        num_gpu_blocks=12,
-        block_size=8,
-        max_num_batched_tokens=32,
-        max_num_seqs=5,
-        async_scheduling=asynchronous,
-        enable_prefix_caching=caching,
-    )
-    states = [served.add(GenerateRequest(prompt, output), at_s) for at_s, prompt, output in sorted(arrivals)]
-    times: list[list[float]] = [[] for _ in states]
-    now_s = 0.0
-    while (now_s := max(now_s, served.ready_s())) < float("inf"):
-        end_s = served.begin_step(now_s)
-        if end_s is None:
-            continue
-        for state in served.emitting():
-            times[state.request_id].append(end_s)
-        served.end_step()
-        check_integrity(served.arrays)
-        now_s = end_s
-        for state, seen in zip(states, times, strict=True):
-            expected = (len(seen), seen[0] if seen else None, seen[-1] if seen else None)
-            assert (state.emitted, state.first_token_s, state.last_token_s) == expected
-    assert all(state.finished for state in states)
-    assert served.total("generation_tokens") == sum(len(seen) for seen in times)
-
-
 TIGHT: dict[str, Any] = {
     "num_gpu_blocks": 12,
     "block_size": 8,
@@ -170,14 +133,17 @@ operations = st.one_of(
 )
 
 
-@given(st.lists(operations, max_size=60), st.sampled_from([0.0, 5.0]))
-def test_every_request_emits_its_tokens_once_in_order(
-    story: list[tuple[str, int, int]], front_end_ms: float
+@given(st.lists(operations, max_size=60), st.sampled_from([0.0, 5.0]), st.booleans(), st.booleans())
+@settings(max_examples=150)
+def test_every_request_emits_its_tokens_once_in_order_and_its_state_tells_them_at_any_moment(
+    story: list[tuple[str, int, int]], front_end_ms: float, asynchronous: bool, caching: bool
 ) -> None:
-    served = engine(front_end_ms=front_end_ms, **TIGHT)
+    flags = {"async_scheduling": asynchronous, "enable_prefix_caching": caching}
+    served = engine(front_end_ms=front_end_ms, **TIGHT, **flags)
     wanted: dict[int, int] = {}
     states: list[RequestState] = []
     steps: list[Step] = []
+    times: defaultdict[int, list[float]] = defaultdict(list)
     now_s = 0.0
     for action, first, second in story:
         if action == "add":
@@ -189,7 +155,13 @@ def test_every_request_emits_its_tokens_once_in_order(
         elif step := run_step(served, now_s):
             steps.append(step)
             now_s = step.end_s
+            for event in step.events:
+                times[event.request_id].append(now_s)
         check_integrity(served.arrays)
+        for state in states:
+            seen = times[state.request_id]
+            expected = (len(seen), seen[0] if seen else None, seen[-1] if seen else None)
+            assert (state.emitted, state.first_token_s, state.last_token_s) == expected
     steps += drain(served, now_s)
     emitted = defaultdict(list)
     for step in steps:
@@ -199,6 +171,7 @@ def test_every_request_emits_its_tokens_once_in_order(
     for number, count in wanted.items():
         assert emitted[number] == [(index, index == count - 1) for index in range(count)]
     assert (served.running, served.waiting, served.kv_usage) == (0, 0, 0.0)
+    assert served.total("generation_tokens") == sum(len(step.events) for step in steps)
 
 
 def test_the_front_end_serves_one_request_after_the_other() -> None:

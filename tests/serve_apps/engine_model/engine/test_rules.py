@@ -148,6 +148,20 @@ def test_a_cut_prompt_waits_for_the_end_of_the_interval() -> None:
     ]
 
 
+def test_a_decoder_behind_a_cut_prompt_gets_what_the_prompt_leaves() -> None:
+    rules = Rules(budget=40, prefill_schedule_interval=3)
+    rules.add(1, 10, 20)
+    rules.step()
+    rules.add(2, 100, 2)
+    assert [rules.step() for _ in range(3)] == [(0, 1, [1]), (0, 1, [1]), (39, 1, [1])]
+    remote = rules.add(3, 9, 9, "remote")  # it is admitted while the prompt before it is held back
+    rules.step()
+    rules.arrive(remote)
+    assert rules.step() == (0, 2, [1, 3])
+    assert rules.step() == (39, 1, [1]), "vLLM goes through them in their order"
+    assert rules.step() == (0, 2, [1, 3])
+
+
 lengths = st.tuples(st.integers(1, 60), st.integers(1, 20))
 
 

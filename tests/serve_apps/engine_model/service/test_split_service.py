@@ -130,11 +130,12 @@ def test_engines_that_wait_for_each_other_for_ever_are_an_error() -> None:
         served.advance(60.0)
 
 
-@pytest.mark.parametrize("mode", ["read", "write"])
+@pytest.mark.parametrize("mode", ["read", "write", "not split"])
 @pytest.mark.parametrize("policy", ["leastconn", "roundrobin", "pow2"])
 def test_in_one_call_or_in_many_the_same_engines_serve_alike(policy: str, mode: str) -> None:
-    asked = layout(3, 2, transfer_mode=mode)
-    kind = EngineKind.of(SimulatedEngine(num_gpu_blocks=1500), MODEL, ASKED.hardware, asked)
+    asked = ASKED.layout if mode == "not split" else layout(3, 2, transfer_mode=mode)
+    engine = SimulatedEngine(num_gpu_blocks=1500, step_noise_cv=0.05)
+    kind = EngineKind.of(engine, MODEL, ASKED.hardware, asked)
     rng = np.random.default_rng(5)
     sent_s = np.cumsum(rng.exponential(0.05, 80))
     lengths = [rng.integers(1, 3000, 80), rng.integers(1, 60, 80), np.zeros(80, np.int64)]
