@@ -41,29 +41,18 @@ def refuse(experiment: Experiment) -> None:
     out, run = Path(experiment.out), experiment.run
     if run and (out / run).exists():
         raise ConfigError(f"run folder {out / run} exists; choose another run=NAME or remove it")
-    if why := unwritable(out):
-        raise ConfigError(f"out={out}: {why}; choose another folder with out=FOLDER")
+    there = next(ancestor for ancestor in (out, *out.absolute().parents) if ancestor.exists())
+    try:  # access rights say nothing of read-only or full disks
+        Path(tempfile.mkdtemp(prefix=".maxqps-", dir=there)).rmdir()
+    except OSError as error:
+        why = f"cannot write to {there}: {error.strerror}"
+        raise ConfigError(f"out={out}: {why}; choose another folder with out=FOLDER") from error
     actors, most = experiment.fleet.actors, ACTORS_PER_CORE * cores()
     if experiment.cluster.session != "address" and actors > most:
         raise ConfigError(
             f"fleet.actors={actors} would share the {cores()} cores of this machine; lower it to at most "
             f"{most}, for one sends hundreds of requests a second"
         )
-
-
-def unwritable(folder: Path) -> str:
-    """The reason why no folder can be made inside `folder`, which may not exist yet; empty if one can.
-
-    One is made and removed: access rights say nothing of read-only or full disks.
-    """
-    there = next(ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.exists())
-    if not there.is_dir():
-        return f"{there} is a file"
-    try:
-        Path(tempfile.mkdtemp(prefix=".maxqps-", dir=there)).rmdir()
-    except OSError as error:
-        return f"cannot write to {there}: {error.strerror}"
-    return ""
 
 
 def cores() -> int:

@@ -99,12 +99,9 @@ def with_served_model(experiment: Experiment, is_named: bool) -> Experiment:
     if model.served_name in names or not names:
         return experiment
     shown = one_line(", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else ""))
-    if is_named:
-        raise ConfigError(
-            f"{target.bases[0]} does not serve {model.served_name}; choose model=NAME from: {shown}"
-        )
-    if len(names) > 1:
-        raise ConfigError(f"{target.bases[0]} serves {len(names)} models; choose model=NAME from: {shown}")
+    if is_named or len(names) > 1:
+        what = f"does not serve {model.served_name}" if is_named else f"serves {len(names)} models"
+        raise ConfigError(f"{target.bases[0]} {what}; choose model=NAME from: {shown}")
     name = names[0] if model.name == UNKNOWN else model.name
     return replace(experiment, model=replace(model, name=name, served_name=names[0]))
 

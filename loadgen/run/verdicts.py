@@ -79,7 +79,7 @@ def sweep_verdict(experiment: Experiment, driver: Driver, stop: Stop) -> RunVerd
     )
     if not whole.valid:
         return _ended(verdict, EXIT_VOID, f"{whole.reason}: {whole.remedy}", valid=False)
-    verdict = replace(verdict, hold=_held(experiment, driver))
+    verdict = replace(verdict, hold=_held(driver))
     if verdict.hold and verdict.hold.vetoed:
         why = "vetoed: the 5 % quantile was held, and what it showed lies below it; search again, longer"
         return _ended(verdict, EXIT_VOID, why, valid=False)
@@ -122,7 +122,7 @@ def _stopped(driver: Driver, stop: Stop, verdict: RunVerdict) -> RunVerdict | No
     return None
 
 
-def _held(experiment: Experiment, driver: Driver) -> HoldFigures | None:
+def _held(driver: Driver) -> HoldFigures | None:
     """The last confirmation run at the certified rate, by itself; None where none was asked for.
 
     It vetoes where even the upper end of the capacity that it alone would give lies below the rate.
@@ -140,7 +140,7 @@ def _held(experiment: Experiment, driver: Driver) -> HoldFigures | None:
         void_reason=judged.reason,
         capacity_high_qps_per_node=alone.high,
         vetoed=judged.valid and alone.high < rate_qps,
-        limits=_limits(experiment.slo, last.rows, last.counts.seconds, driver.counted_ns),
+        limits=_limits(driver, last.rows, last.counts.seconds),
     )
 
 
@@ -156,7 +156,7 @@ def probe_verdict(experiment: Experiment, driver: Driver) -> RunVerdict:
         offered=window.plan.reason,
         window_s=counts.seconds,
         pieces=tuple(_pieces(experiment, driver, rows, counts)),
-        limits=_limits(experiment.slo, rows, counts.seconds, driver.counted_ns),
+        limits=_limits(driver, rows, counts.seconds),
     )
     verdict = replace(
         _base(experiment, driver),
@@ -221,7 +221,7 @@ def required_verdict(experiment: Experiment, driver: Driver, required: Required)
         probe=ProbeFigures(
             rate_qps_per_node=experiment.rate_qps,
             window_s=window_s,
-            limits=_limits(experiment.slo, rows, window_s, driver.counted_ns),
+            limits=_limits(driver, rows, window_s),
             required=shown,
         ),
     )
@@ -250,7 +250,7 @@ def _pieces(experiment: Experiment, driver: Driver, rows: pa.Table, window: Wind
                     to_s=end_s,
                     requests=inside.num_rows,
                     rate_qps_per_node=inside.num_rows / (end_s - start_s) / window.nodes,
-                    limits=_limits(experiment.slo, inside, end_s - start_s, driver.counted_ns),
+                    limits=_limits(driver, inside, end_s - start_s),
                 )
             )
     return pieces
@@ -298,9 +298,9 @@ def _base(
     )
 
 
-def _limits(slo: Slo, rows: pa.Table, seconds: float, now_ns: int) -> dict[Limit, Quantile]:
+def _limits(driver: Driver, rows: pa.Table, seconds: float) -> dict[Limit, Quantile]:
     """Each limited quantile of the rows of so many seconds against its bound."""
-    rows = rows.sort_by("due_ns")
+    rows, slo, now_ns = rows.sort_by("due_ns"), driver.plan.slo, driver.counted_ns
     return {bound.limit: _quantile(rows, seconds, slo, bound, now_ns) for bound in slo.bounds}
 
 

@@ -162,7 +162,7 @@ SWEPT = {
     "predict --config card.yaml engine.version='vLLM 9'": "model.posterior: 'launch'",
     "sweep model.config_json=.": ". is a folder; name a file, such as config.json",
     "sweep engine.constants=none.yaml": "cannot read none.yaml: No such file",
-    "sweep out=file": "out=file: file is a file; choose another folder",
+    "sweep out=file": "out=file: cannot write to file: Not a directory; choose another folder",
     "sweep out=/proc/runs": "out=/proc/runs: cannot write to /proc",
     "sweep layout=dp1_tp1": "may have 32768, and vLLM would not start; choose a larger layout, or lower",
     "sweep model=llama31_405b_fp8": "expert parallelism but Llama-3.1-405B-Instruct-FP8 is dense",
