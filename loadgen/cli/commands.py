@@ -145,7 +145,7 @@ def _write_ladders(arguments: argparse.Namespace, verdicts: Sequence[Verdict]) -
     tree = {"exit_code": code, "models": [to_tree(verdict) for verdict in verdicts]}
     if arguments.out:
         ladders = [(each.experiment.model, each.progressive) for each in verdicts if each.progressive]
-        output.write(arguments.out, ladder_figures.rows(ladders), {"event": "result", **tree})
+        output.write(arguments.out, ladder_figures.rows(ladders), tree)
     return tree
 
 

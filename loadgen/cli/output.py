@@ -114,8 +114,8 @@ def write_report(verdict: RunVerdict | StudyVerdict) -> None:
     terminal.note(f"no report was written ({why}); python -m analysis report {folder} tries again")
 
 
-def write(out: Path, table: pa.Table, whole: Mapping[str, Any]) -> None:
-    """Write the file of `--out`: `table` as Parquet or CSV, or `whole` as JSON, complete or not at all.
+def write(out: Path, table: pa.Table, result: Mapping[str, Any]) -> None:
+    """Write the file of `--out`: `table` as Parquet or CSV, or the `result` as JSON, whole or not at all.
 
     In CSV what is unknown is empty and what is infinite `inf`; in JSON null and "inf".
     """
@@ -124,7 +124,7 @@ def write(out: Path, table: pa.Table, whole: Mapping[str, Any]) -> None:
         return
     with durable.replacing(out) as file:
         if out.suffix == ".json":
-            file.write(json.dumps(finite(dict(whole)), indent=1, default=str).encode())
+            file.write(json.dumps(finite({"event": "result", **result}), indent=1, default=str).encode())
             return
         for index, field in enumerate(table.schema):
             if pa.types.is_floating(field.type):  # NaN would be a word

@@ -155,9 +155,7 @@ def predict(arguments: argparse.Namespace) -> int:
         output.write(arguments.requests, requests(cells), to_tree(answer))
     if arguments.out:
         rows = answer.cells if isinstance(answer, GridVerdict) else (GridCell(at={}, answer=answer),)
-        output.write(
-            arguments.out, predictions.grid_rows(rows, are_replays), {"event": "result", **to_tree(answer)}
-        )
+        output.write(arguments.out, predictions.grid_rows(rows, are_replays), to_tree(answer))
     if isinstance(answer, GridVerdict) and not arguments.json:
         terminal.tell("\n".join([prediction_view.grid_text(answer), *all_kernels(experiments)]))
         return answer.exit_code

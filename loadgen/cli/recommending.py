@@ -78,8 +78,7 @@ def recommend(arguments: argparse.Namespace) -> int:
         terminal.error(error)
         return error.exit_code
     if arguments.out:
-        tree = {"event": "result", **to_tree(verdict)}
-        output.write(arguments.out, recommend_view.recommendation_rows(verdict), tree)
+        output.write(arguments.out, recommend_view.recommendation_rows(verdict), to_tree(verdict))
     if arguments.measure:
         beside = {ranking.FILE: json_text(to_tree(verdict))}
         study = MatrixStudy(cells(question, shapes, verdict), beside)

@@ -226,7 +226,8 @@ def test_an_answer_is_written_as_its_suffix_says(tmp_path: Path) -> None:
         '"a, b",5.25,inf',
         ",,1",
     ]
-    assert json.loads((tmp_path / "answer.json").read_text()) == {"cells": [{"qps": None}, {"qps": 5.25}]}
+    tree = json.loads((tmp_path / "answer.json").read_text())
+    assert tree == {"event": "result", "cells": [{"qps": None}, {"qps": 5.25}]}
     assert len(list(tmp_path.iterdir())) == 3
 
 
