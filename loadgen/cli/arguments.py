@@ -90,10 +90,3 @@ def refuse_page_without_load(arguments: argparse.Namespace, why: str) -> None:
     """Raise ConfigError for a page where `why` says that there is no load to follow."""
     if arguments.live is not None:
         raise ConfigError(f"{LIVE} follows a load, and {why}; leave it out")
-
-
-def folder_to_resume(arguments: argparse.Namespace) -> Path:
-    """The folder of `resume`. Raises ConfigError for any other word."""
-    if len(arguments.words) != 1 or arguments.config:
-        raise ConfigError("resume takes one run folder and nothing else: python -m loadgen resume runs/NAME")
-    return Path(arguments.words[0])

@@ -6,6 +6,7 @@
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from analysis.results import published_ladder as ladder_figures
 from analysis.results import summary
@@ -166,7 +167,9 @@ def recipe(arguments: argparse.Namespace) -> int:
 
 def resume(arguments: argparse.Namespace) -> int:
     """Recover what a killed run or study left, and continue it."""
-    path = typed.folder_to_resume(arguments)
+    if len(arguments.words) != 1 or arguments.config:
+        raise ConfigError("resume takes one run folder and nothing else: python -m loadgen resume runs/NAME")
+    path = Path(arguments.words[0])
     from loadgen.cli import measuring
 
     if arguments.dry_run:

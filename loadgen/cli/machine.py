@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from analysis.capacity.rules import Verdict
 from analysis.results.summary import EXIT_VOID
 from analysis.results.verdicts import RunVerdict
 from conf import ConfigError, Experiment
@@ -123,13 +122,7 @@ class SearchOnFastClock(SearchCapacity):
         self._stop = sweep(driver, self._next_window)
 
     def _next_window(self, driver: Driver) -> WindowPlan | Stop:
-        if driver.plan.time_scale > SCALES[-1]:
-            self._late = late_reason([window.verdict for window in driver.windows.outcomes])
+        judged = [window.verdict for window in driver.windows.outcomes]
+        if driver.plan.time_scale > SCALES[-1] and sum(verdict.valid for verdict in judged) < SURE_WINDOWS:
+            self._late = next((verdict.reason for verdict in judged if verdict.reason in LATE), "")
         return Stop("void", f"late: {self._late}") if self._late else focus(driver)
-
-
-def late_reason(judged: Sequence[Verdict]) -> str:
-    """The reason of a window among the first that is void because this machine was late, or nothing."""
-    if sum(verdict.valid for verdict in judged) >= SURE_WINDOWS:
-        return ""
-    return next((verdict.reason for verdict in judged if verdict.reason in LATE), "")

@@ -113,7 +113,10 @@ class ShapeQuestion:
         if own is None:
             yield Shape(layout, at, None, refused, words)
             return
-        own_tokens = budget_of(own)
+        # Those of a step of the engines that compute prompts.
+        engine, computing = own.engine, own.layout.prefill_side or own.layout
+        assert isinstance(engine, SimulatedEngine)
+        own_tokens = computing.max_num_batched_tokens or engine.max_num_batched_tokens
         # Every engine of a node gets the budget.
         sides = ["layout.prefill.max_num_batched_tokens"] if own.layout.prefill else []
         for budget in self.specs.recommend.budgets or around(own_tokens):
@@ -132,14 +135,6 @@ class ShapeQuestion:
         base = ["--config", str(self.config)] if self.config else []
         own = [word for word in self.service if _key(word) != "run"]  # a name is taken once
         return shlex.join(["python", "-m", "loadgen", verb, *words, *own, *base])
-
-
-def budget_of(experiment: Experiment) -> int:
-    """The tokens of a step of the engines that compute prompts."""
-    engine, layout = experiment.engine, experiment.layout
-    assert isinstance(engine, SimulatedEngine)
-    computing = layout.prefill_side or layout
-    return computing.max_num_batched_tokens or engine.max_num_batched_tokens
 
 
 def around(tokens: int) -> list[int]:

@@ -75,7 +75,7 @@ class LossRecovery:
 
     def refuse_dead(self, index: int, least: int = DEAD_LEAST) -> None:
         """Raise TargetLost when almost nothing of a window is answered, and its loss is not known yet."""
-        if self.windows.loss_in(index):
+        if 0 <= index < len(self.windows.outcomes) and self.windows.outcomes[index].evidence.loss:
             return
         rows = self._with_network(self.windows.ledger.rows(index))
         if reason := death(rows, self.feed.target.now_ns(), least):

@@ -83,10 +83,6 @@ class Windows:
         """
         return fitted(self.plan.search, self.plan.begin, self.outcomes)
 
-    def loss_in(self, index: int) -> str:
-        """The way in which the service was lost in a window that is over; empty if it was not."""
-        return self.outcomes[index].evidence.loss if 0 <= index < len(self.outcomes) else ""
-
     def invalidate(self, indices: Iterable[int], reason: str) -> None:
         """Mark windows that felt a loss of the service, so that they are void when they are judged next."""
         for index in indices:
