@@ -176,9 +176,8 @@ def at_rate(
         for budget_s, count in ((QUICK_S, min(nodes, MANY_NODES)), (experiment.search.budget_s, nodes))
     )
     point = simulator.at(experiment.rate_qps)
-    has_requests = len(point.ttft_ms) > 0
     drawn = quantile_draws(rough, experiment.rate_qps, draws, parallel_map)
-    of_rate = drawn.summed if has_requests else None
+    of_rate = drawn.summed if point.requests else None
     verdict = base(
         experiment,
         forecast=replace(_forecast(experiment, point, machine), of_rate=of_rate),
@@ -189,7 +188,7 @@ def at_rate(
         ),
     )
     missed = [limit for limit in point.slo.limits if point.excess(limit) > 0]
-    if not missed and not has_requests:
+    if not missed and not point.requests:
         return _ended(
             verdict, summary.EXIT_OPEN, "no request came in the simulated time; raise search.budget_s"
         )
@@ -249,7 +248,7 @@ def _forecast(experiment: Experiment, point: OperatingPoint, machine: NodePeaks)
         prefill_busy=_known(prefill_busy_s / machine.prefill_engines) if machine.prefill_engines else None,
         mfu=_known(rate * flop / machine.peak_flop_per_s) if machine.peak_flop_per_s else None,
         step_terms=machine.shares(point.work),
-        requests=len(point.ttft_ms),
+        requests=point.requests,
         simulated_node_s=point.load_s,
         sessions=_sessions(experiment, point, machine),
     )

@@ -118,9 +118,9 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """Latencies at one rate (QPS per node) in order of arrival, and means over requests.
+    """Latencies at one rate (QPS per node) by their metric, in order of arrival, and means over requests.
 
-    `gaps_ms` are the gaps of all requests, one request's after the other's: batches of them are of requests.
+    Pooled gaps are those of all requests, one request's after the other's: batches of them are of requests.
     `e2e_s` is the mean life of a request. `work` holds sums over all runs and `load_s` their node seconds,
     with the load around the window. `served_qps` is below the arrival rate if `steady` is false: the queue
     grew as long as requests came.
@@ -128,12 +128,8 @@ class OperatingPoint:
 
     rate_qps: float
     slo: Slo
-    ttft_ms: Floats
-    tpot_ms: Floats
-    e2e_ms: Floats
-    itl_ms: Floats
-    gaps_ms: Floats
-    queue_ms: Floats
+    latencies_ms: Mapping[str, Floats]
+    requests: int
     input_tokens: float
     image_tokens: float
     output_tokens: float
@@ -180,16 +176,17 @@ class OperatingPoint:
         return max(self.slo.limits, key=self.excess)
 
     def latency(self, limit: Limit) -> Floats:
-        """The limited latency in ms per request; of a joint bound the largest over its bound, else 0."""
-        metric = metric_of(limit)
-        if metric == JOINT:
-            own = [one for one in self.slo.limits if metric_of(one) in PER_REQUEST]
-            worst = np.fmax.reduce([self.latency(one) / self.bound_ms(one) for one in own])
-            return np.asarray(np.nan_to_num(worst, posinf=np.inf))
-        if metric == "itl_pooled":
-            return self.gaps_ms
-        latency: Floats = getattr(self, f"{metric}_ms")
-        return latency
+        """The limited latency per request (`limited`)."""
+        return limited(self.latencies_ms, self.slo, limit)
+
+
+def limited(latencies_ms: Mapping[str, Floats], slo: Slo, limit: Limit) -> Floats:
+    """The limited latency in ms per request; of a joint bound the largest over its bound, else 0."""
+    if metric_of(limit) != JOINT:
+        return latencies_ms[metric_of(limit)]
+    own = [one for one in slo.limits if metric_of(one) in PER_REQUEST]
+    worst = np.fmax.reduce([latencies_ms[metric_of(one)] / slo.bound_ms(one) for one in own])
+    return np.asarray(np.nan_to_num(worst, posinf=np.inf))
 
 
 class RateSimulator:
@@ -242,12 +239,15 @@ class RateSimulator:
         return OperatingPoint(
             rate_qps=rate_qps,
             slo=self.experiment.slo,
-            ttft_ms=ttft_ms(due, first),
-            tpot_ms=tpot_ms(first, last, outputs),
-            e2e_ms=(last - due) * 1e3,
-            itl_ms=itl * 1e3,
-            gaps_ms=np.concatenate([run.gaps_s for run in runs]) * 1e3,
-            queue_ms=queue * 1e3,
+            latencies_ms={
+                "ttft": ttft_ms(due, first),
+                "tpot": tpot_ms(first, last, outputs),
+                "e2e": (last - due) * 1e3,
+                "itl": itl * 1e3,
+                "itl_pooled": np.concatenate([run.gaps_s for run in runs]) * 1e3,
+                "queue": queue * 1e3,
+            },
+            requests=len(due),
             input_tokens=_mean(inputs),
             image_tokens=_mean(images),
             output_tokens=_mean(outputs),

@@ -24,7 +24,7 @@ from conf.specs.bounds import ITL_WITHIN, JOINT, Limit, Slo, label, metric_of, q
 from loadgen.fleet.rows import plan_table
 from loadgen.predict.answer import base, judged
 from loadgen.predict.draws import drawn
-from loadgen.predict.operating_point import Simulate, Simulated
+from loadgen.predict.operating_point import Simulate, Simulated, limited
 from loadgen.predict.uncertainty import DRAWS, ParallelMap, interval_end
 from loadgen.traffic.schedule import NS, ArrivalSchedule, Floats
 from loadgen.traffic.traffic import Traffic
@@ -144,16 +144,13 @@ def _figures(
 
 def _of_bounds(slo: Slo, latencies_ms: Mapping[str, Floats]) -> dict[str, float | None]:
     """Each limited quantile by its bound; of a joint bound the share of requests that keep all others."""
-    figures: dict[str, float | None] = {}
-    kept = np.ones(len(latencies_ms["ttft"]), dtype=bool)
-    for bound in slo.bounds:
-        if metric_of(bound.limit) == JOINT:
-            figures[bound.limit] = float(kept.mean())
-        else:
-            latency = latencies_ms[metric_of(bound.limit)]
-            figures[bound.limit] = quantile(latency, quantile_of(bound.limit))
-            kept &= ~(latency > bound.ms)  # a latency that does not apply misses no bound
-    return figures
+    limits = {limit: limited(latencies_ms, slo, limit) for limit in slo.limits}
+    return {
+        limit: float((values <= 1).mean())
+        if metric_of(limit) == JOINT
+        else quantile(values, quantile_of(limit))
+        for limit, values in limits.items()
+    }
 
 
 def latencies_ms(schedule: ArrivalSchedule, times: Simulated) -> dict[str, Floats]:

@@ -33,14 +33,16 @@ def point(rate_qps: float, *words: str) -> OperatingPoint:
 
 def test_the_gaps_of_an_answer_alone_are_its_time_per_token() -> None:
     alone = point(0.05, "slo.itl_pooled_p50_ms=80", "slo.itl_p50_ms=80")
-    assert alone.quantile_ms("itl_pooled_p50") == pytest.approx(np.median(alone.tpot_ms), rel=0.02)
-    assert len(alone.gaps_ms) == 139 * len(alone.ttft_ms)
+    ms = alone.latencies_ms
+    assert alone.quantile_ms("itl_pooled_p50") == pytest.approx(np.median(ms["tpot"]), rel=0.02)
+    assert len(ms["itl_pooled"]) == 139 * alone.requests
 
 
 def test_pooled_gaps_hold_those_of_every_request() -> None:
     busy = point(3.0, "slo.itl_pooled_p99_ms=330", "slo.itl_p99_ms=330", "slo.itl_within=.9")
-    assert busy.gaps_ms.max() >= np.nanmax(busy.itl_ms) > busy.gaps_ms.mean() > busy.gaps_ms.min()
-    assert busy.gaps_ms.mean() == pytest.approx(np.nanmean(busy.tpot_ms), rel=0.001)
+    own, gaps = busy.latencies_ms["itl"], busy.latencies_ms["itl_pooled"]
+    assert gaps.max() >= np.nanmax(own) > gaps.mean() > gaps.min()
+    assert gaps.mean() == pytest.approx(np.nanmean(busy.latencies_ms["tpot"]), rel=0.001)
     low_high = busy.interval_ms("itl_pooled_p99")
     assert low_high and low_high[0] < (busy.quantile_ms("itl_pooled_p99") or 0) < low_high[1]
 
@@ -48,7 +50,8 @@ def test_pooled_gaps_hold_those_of_every_request() -> None:
 def test_a_request_waits_in_the_queue_only_where_steps_are_full() -> None:
     alone, busy = (point(rate_qps, "slo.queue_p90_ms=500") for rate_qps in (0.05, 4.0))
     assert alone.quantile_ms("queue_p90") == 0.0
-    assert (busy.queue_ms >= 0).all() and (busy.queue_ms < busy.ttft_ms).all()
+    queue = busy.latencies_ms["queue"]
+    assert (queue >= 0).all() and (queue < busy.latencies_ms["ttft"]).all()
     assert (busy.quantile_ms("queue_p90") or 0.0) > 100.0
 
 
@@ -59,9 +62,9 @@ def test_gaps_outside_the_window_are_left_out() -> None:
 
 @pytest.mark.parametrize("layout", ["dp8_attention_ep8", "1p1d_tp4_ep4"])
 def test_gaps_are_known_of_every_layout(layout: str) -> None:
-    seen = point(0.5, f"layout={layout}", "slo.itl_p99_ms=330", "slo.itl_pooled_p99_ms=330")
-    assert seen.gaps_ms.max() >= np.nanmax(seen.itl_ms) > 0
-    assert seen.gaps_ms.mean() == pytest.approx(np.nanmean(seen.tpot_ms), rel=0.001)
+    seen = point(0.5, f"layout={layout}", "slo.itl_p99_ms=330", "slo.itl_pooled_p99_ms=330").latencies_ms
+    assert seen["itl_pooled"].max() >= np.nanmax(seen["itl"]) > 0
+    assert seen["itl_pooled"].mean() == pytest.approx(np.nanmean(seen["tpot"]), rel=0.001)
 
 
 RATE, LATENCY = "layout.transfer.gpu_bytes_per_s", "layout.transfer.latency_ms"

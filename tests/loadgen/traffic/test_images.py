@@ -235,7 +235,7 @@ def test_a_prediction_takes_the_images_time_and_tells_their_tokens_apart() -> No
         point = RateSimulator(experiment, engine_model.simulate, Effort(1, 60.0)).at(1.0)
         assert point.image_tokens == experiment.workload.images.mean_tokens
         assert point.input_tokens == 100 + point.image_tokens
-        ttft.append(float(np.median(point.ttft_ms)))
+        ttft.append(float(np.median(point.latencies_ms["ttft"])))
     one, cached, three = ttft
     assert one - cached == pytest.approx(1024 * 0.03, rel=0.2)
     assert three - one > 2 * 1024 * 0.03
