@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,12 +23,14 @@ from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.rows import plan_table
 from loadgen.prompts.bodies import UNIQUE_TOKENS, Prompts
 from loadgen.run.samplers import page_figures
-from loadgen.traffic.schedule import NS, planned
+from loadgen.traffic.schedule import NS, Planned, planned
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import EngineKind
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion
 from tests.support.machine.patience import PATIENCE_S
+from tests.support.prompts.bodies import WORDS, shared_by_plan
+from tests.support.prompts.chats import common
 from tests.support.prompts.schedules import drawn
 from tests.support.runs.run_folders import facts
 from tests.support.servers.workers import played, started
@@ -235,3 +237,51 @@ async def measured(workload: Workload, folder: Path) -> tuple[pa.Table, dict[str
         async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
             scraped = page_figures(await response.text())
     return records.read_shard(shard.path).sort_by("seq"), scraped
+
+
+SMALL = load(WORDS).workload
+KINDS = ("token_ids", "text", "chat")
+
+
+@cache
+def talking(kind: str, salt: int = 3) -> Prompts:
+    return Prompts(load([*WORDS, f"workload.prompt={kind}"]).workload, "m", 151936, salt)
+
+
+def said(prompts: Prompts, plan: Planned) -> Sequence[Any]:
+    tree = json.loads(prompts.turn(plan))
+    prompt = tree["messages"][0]["content"] if "messages" in tree else tree["prompt"]
+    return prompt if isinstance(prompt, list) else prompt.split()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(kind: str) -> None:
+    prompts, turns = talking(kind), planned(drawn(SMALL, 3.0, 80))
+    lists = [said(prompts, turn) for turn in turns]
+    assert all(len(each) == turn.input_tokens for each, turn in zip(lists, turns, strict=True))
+    assert len({turn.history_cut for turn in turns}) > 2
+    names = set()
+    for i in range(0, len(turns), 9):
+        for j in range(i):
+            level = shared_by_plan(turns[i], turns[j])
+            assert common(lists[i], lists[j]) == level
+            names.add((turns[i].character == turns[j].character, turns[i].session == turns[j].session))
+    assert names == {(False, False), (True, False), (True, True)}
+
+
+def test_another_run_says_nothing_alike() -> None:
+    turn = planned(drawn(SMALL, 3.0, 200))[0]
+    assert common(said(talking("token_ids"), turn), said(talking("token_ids", salt=4), turn)) == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**7), st.integers(0, 2**31 - 1), st.integers(0, 2**20), st.integers(17, 70_000))
+def test_any_numbers_make_a_body_of_the_asked_length(
+    character: int, session: int, cut: int, count: int
+) -> None:
+    turn = Planned(0, 0, "window", 0, count, 7, 4, session=session, character=character, history_cut=cut)
+    turn.character_tokens, turn.persona_tokens = 9, 8
+    tree = json.loads(talking("token_ids").turn(turn))
+    assert len(tree["prompt"]) == count and tree["max_tokens"] == tree["min_tokens"] == 7
+    other = replace(turn, history_cut=cut + 1)
+    assert common(tree["prompt"], said(talking("token_ids"), other)) == 17
