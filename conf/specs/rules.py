@@ -1,7 +1,7 @@
 """Reads tables as `rules.yaml`: refusals of a spec by several of its keys at once, each with its remedy."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ RELATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "at_least": operator.ge,
     "other_than": operator.ne,
     "indivisible_by": operator.mod,
-    "begins_with": lambda text, beginnings: text.startswith(tuple(beginnings)),
+    "begins_with": lambda text, beginnings: str(text).startswith(tuple(beginnings)),
+    "contains": lambda text, parts: any(part in str(text) for part in parts),
 }
 
 
@@ -26,16 +27,22 @@ class Ruled:
         check_rules(self)
 
 
-def check_rules(spec: Any, path: Path = TABLE) -> None:
+def check_rules(spec: Any, path: Path = TABLE, name: str = "") -> None:
     """Raise ValueError with the reason of the first rule of a table that the spec breaks."""
-    for conditions, reason in _rules(type(spec).__name__, path):
+    for reason in broken_rules(spec, path, name):
+        raise ValueError(reason)
+
+
+def broken_rules(spec: Any, path: Path, name: str = "") -> Iterator[str]:
+    """The reasons of the rules of a table that the spec breaks; `name` of them is by default its class."""
+    for conditions, reason in _rules(name or type(spec).__name__, path):
         held = ""
         for keys, is_as_wanted in conditions:
             held = next((key for key in keys if is_as_wanted(spec, _at(spec, key))), "")
             if not held:
                 break
         if held:
-            raise ValueError(reason.format_map(_Facts(spec, held)))
+            yield reason.format_map(_Facts(spec, held))
 
 
 @cache
@@ -54,9 +61,10 @@ Test = Callable[[Any, Any], bool]
 @cache
 def _rules(name: str, path: Path) -> list[tuple[list[tuple[list[str], Test]], str]]:
     """The conditions and the reason of each rule of a spec; a condition is of one of several keys."""
+    rows = table(path).get(name, ())
     return [
         ([(keys.split("|"), _test(wanted)) for keys, wanted in rule["when"].items()], rule["say"])
-        for rule in table(path).get(name, ())
+        for rule in (rows.values() if isinstance(rows, dict) else rows)
     ]
 
 
@@ -82,7 +90,7 @@ def _test(wanted: Any) -> Test:
 def _at(spec: Any, key: str) -> Any:
     """The value of a dotted key; None where a spec on the way is None or of a kind without the key."""
     for name in key.split("."):
-        spec = getattr(spec, name, None)
+        spec = spec.get(name) if isinstance(spec, Mapping) else getattr(spec, name, None)
     return spec
 
 

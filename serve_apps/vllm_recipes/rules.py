@@ -1,13 +1,12 @@
 """Refusals and notes for a real vLLM by the rules of rules.yaml, and the facts of a deployment in them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from conf.io import bounded_yaml
 from conf.specs.experiment import Layout, Model, VllmEngine
+from conf.specs.rules import broken_rules, check_rules
 from serve_apps.vllm_recipes import vllm_flags
 from serve_apps.vllm_recipes.vllm_flags import Version, text
 
@@ -58,10 +57,73 @@ class VllmDeployment:
         return self.own_transfer.get(EXTRA) or {}
 
     @property
-    def tps(self) -> tuple[int, int]:
-        """GPUs of a prefill engine and of a decode engine; twice the same if one engine does both."""
+    def decode_tp(self) -> int:
+        return (self.split or self.layout).tensor_parallel
+
+    @property
+    def prefill_tp(self) -> int:
+        """GPUs of a prefill engine; those of a decode engine if one engine does both."""
         whole = self.split or self.layout
-        return (whole.prefill_side or whole).tensor_parallel, whole.tensor_parallel
+        return (whole.prefill_side or whole).tensor_parallel
+
+    @property
+    def wider_tp(self) -> int:
+        return max(self.prefill_tp, self.decode_tp)
+
+    @property
+    def narrower_tp(self) -> int:
+        return min(self.prefill_tp, self.decode_tp)
+
+    @property
+    def has_own_connector(self) -> bool:
+        """True if the user's words say, or take away, what the layout says of the connector."""
+        return (
+            bool({"kv_connector", "kv_role"} & self.own_transfer.keys()) or "read_mode" in self.extra_transfer
+        )
+
+    @property
+    def has_shared_ports(self) -> bool:
+        ports = {"handshake_port", "notify_port", "http_port"}
+        return "VLLM_NIXL_SIDE_CHANNEL_PORT" in self.env or bool(ports & self.extra_transfer.keys())
+
+    @property
+    def is_cut(self) -> bool:
+        return self.tp > 1 or self.layout.expert_parallel
+
+    @property
+    def has_other_tp(self) -> bool:
+        return bool(self.args.get("tensor_parallel_size", 1) != self.tp)
+
+    @property
+    def has_other_ep(self) -> bool:
+        return self.has("enable_expert_parallel") != self.layout.expert_parallel
+
+    @property
+    def has_other_ranks(self) -> bool:
+        """True if arguments say of data-parallel ranks what the layout does not."""
+        own = {name for name in self.args if name.startswith("data_parallel")}
+        ranks = self.args.get("data_parallel_size", 1)
+        return ranks != self.layout.data_parallel or bool(
+            own - {"data_parallel_size", "data_parallel_backend"}
+        )
+
+    @property
+    def has_odd_blocks(self) -> bool:
+        """True for a size of KV blocks that AMD's attention kernels do not take."""
+        size = self.number("block_size", 16)
+        return size % 16 != 0 if self.is_refined else size not in (16, 32)
+
+    @property
+    def is_early(self) -> bool:
+        return self.version <= PAPER
+
+    @property
+    def is_refined(self) -> bool:
+        return self.version >= REFINED
+
+    @property
+    def knows_moriio(self) -> bool:
+        return self.version >= MORIIO
 
     @property
     def tp(self) -> int:
@@ -75,6 +137,10 @@ class VllmDeployment:
     @property
     def vllm(self) -> str:
         return f"vLLM {text(self.version)}"
+
+    @property
+    def on_amd(self) -> bool:
+        return self.amd and self.engine.kind != "vllm_cpu"
 
     @property
     def mla(self) -> bool:
@@ -155,132 +221,19 @@ class VllmDeployment:
         value = self.args.get(name)
         return value if isinstance(value, (int, float)) else otherwise
 
-    def is_a(self, name: str) -> bool:
-        """True for a model of this family, which its architecture does not show."""
-        return name in f"{self.model.name} {self.model.served_name}".lower()
+    @property
+    def family(self) -> str:
+        """Names of the model, which say its family where its architecture does not show it."""
+        return f"{self.model.name} {self.model.served_name}".lower()
 
 
-Condition = Callable[[VllmDeployment], object]
-"""True for a deployment to which a rule applies."""
-REFUSED: Mapping[str, Condition] = {
-    "split-process": lambda d: d.split is not None and d.deployed and d.engine.server == "process",
-    "split-published": lambda d: d.split is not None and d.engine.recipe == "published",
-    "moriio-amd": lambda d: d.moriio and (not d.amd or d.engine.kind == "vllm_cpu"),
-    "moriio-version": lambda d: d.moriio and d.version < MORIIO,
-    "moriio-prefix-cache": lambda d: d.moriio and d.args.get("enable_prefix_caching") is not False,
-    "tp-multiple": lambda d: d.split is not None and max(d.tps) % min(d.tps) != 0,
-    "moriio-tp": lambda d: d.moriio and len(set(d.tps)) > 1 and not d.mla and min(d.tps) < d.model.kv_heads,
-    "nixl-tp": lambda d: d.nixl and d.tps[0] > d.tps[1] and not d.mla and d.tps[0] > d.model.kv_heads,
-    "split-offload": lambda d: d.split is not None and d.offloads,
-    "own-connector": lambda d: (
-        d.split is not None
-        and (
-            "kv_connector" in d.own_transfer or "kv_role" in d.own_transfer or "read_mode" in d.extra_transfer
-        )
-    ),
-    "shared-ports": lambda d: (
-        d.split is not None
-        and (
-            "VLLM_NIXL_SIDE_CHANNEL_PORT" in d.env
-            or any(name in d.extra_transfer for name in ("handshake_port", "notify_port", "http_port"))
-        )
-    ),
-    "cpu-one-device": lambda d: d.engine.kind == "vllm_cpu" and (d.tp > 1 or d.layout.expert_parallel),
-    "heads": lambda d: d.model.heads % d.tp != 0,
-    "layout-tp": lambda d: d.args.get("tensor_parallel_size", 1) != d.tp,
-    "layout-ep": lambda d: d.has("enable_expert_parallel") != d.layout.expert_parallel,
-    "data-parallel-dense": lambda d: d.layout.data_parallel > 1 and not d.model.experts,
-    "data-parallel-cpu": lambda d: d.layout.data_parallel > 1 and d.engine.kind == "vllm_cpu",
-    "data-parallel-emulated": lambda d: d.layout.data_parallel > 1 and d.engine.kind == "vllm_emulated",
-    "data-parallel": lambda d: (
-        d.args.get("data_parallel_size", 1) != d.layout.data_parallel
-        or any(
-            name.startswith("data_parallel") and name not in ("data_parallel_size", "data_parallel_backend")
-            for name in d.args
-        )
-    ),
-    "more-gpus": lambda d: (
-        d.args.get("pipeline_parallel_size", 1) != 1 or d.args.get("prefill_context_parallel_size", 1) != 1
-    ),
-    "fp8-blocks": lambda d: d.cuts_fp8_blocks and d.version < REFINED,
-    "mla-fp8-kv": lambda d: d.mla and str(d.args.get("kv_cache_dtype")).startswith("fp8"),
-    "mla-offload": lambda d: d.mla and d.offloads and d.version <= PAPER,
-    "kimi-aiter": lambda d: d.aiter and d.is_a("kimi-k2.5"),
-    "aiter-mla-heads": lambda d: d.aiter_mla and d.heads_per_gpu not in (16, 128) and d.version < REFINED,
-    "aiter-mla-block": lambda d: d.aiter_mla and d.version <= PAPER and d.args.get("block_size") != 1,
-    "rocm-block-size": lambda d: (
-        d.args.get("attention_backend") in ("ROCM_AITER_FA", "ROCM_ATTN")
-        and (
-            d.number("block_size", 16) % 16 != 0
-            if d.version >= REFINED
-            else d.number("block_size", 16) not in (16, 32)
-        )
-    ),
-    "vision-fp8": lambda d: (
-        "fp8" in str(d.args.get("quantization")) and d.model.weights == "bf16" and d.is_a("qwen3-vl")
-    ),
-    "quantised-otherwise": lambda d: d.quantised_otherwise and d.version >= REFINED,
-    "fbgemm-deprecated": lambda d: (
-        d.checkpoint == "fbgemm_fp8" and d.version >= REFINED and not d.has("allow_deprecated_quantization")
-    ),
-    "executor": lambda d: (
-        d.engine.server == "ray_llm"
-        and d.args.get("distributed_executor_backend", d.forced_executor) != d.forced_executor
-    ),
-    "accelerator-type": lambda d: d.engine.kind != "vllm" and bool(d.engine.accelerator_type),
-    "ours-to-set": lambda d: any(
-        d.has(name) for name in ("model", "model_tag", "served_model_name", "host", "port", "uds")
-    ),
-    "plain-numbers": lambda d: bool(d.texts),
-    "metrics-on": lambda d: d.has("disable_log_stats"),
-    "rocr-alone": lambda d: "ROCR_VISIBLE_DEVICES" in d.env and "HIP_VISIBLE_DEVICES" not in d.env,
-    "hip-cuda-differ": lambda d: (
-        "HIP_VISIBLE_DEVICES" in d.env
-        and d.env.get("CUDA_VISIBLE_DEVICES", d.env["HIP_VISIBLE_DEVICES"]) != d.env["HIP_VISIBLE_DEVICES"]
-    ),
-    "devices-shared": lambda d: (
-        d.layout.replicas_per_node > 1
-        and any(f"{maker}_VISIBLE_DEVICES" in d.env for maker in ("HIP", "CUDA", "ROCR"))
-    ),
-    "unknown-variable": lambda d: d.has("fail_on_environ_validation") and bool(d.unknown_variables),
-    "step-budget": lambda d: d.number("max_num_batched_tokens", float("inf")) < d.number("max_num_seqs", 0),
-    "context": lambda d: d.number("max_model_len", 0) > d.model.max_context_tokens,
-}
-NOTED: Mapping[str, Condition] = {
-    "fp8-blocks-refined": lambda d: d.cuts_fp8_blocks and d.version >= REFINED,
-    "kv-duplicated": lambda d: d.kv_copies > 1,
-    "mla-offload-unchecked": lambda d: d.mla and d.offloads and d.version > PAPER,
-    "deepseek-vskip": lambda d: d.aiter and d.is_a("deepseek") and d.env.get("AITER_ENABLE_VSKIP") != "0",
-    "quantised-otherwise-unchecked": lambda d: d.quantised_otherwise and d.version < REFINED,
-    "kimi-remote-code": lambda d: d.is_a("kimi-k2.5") and not d.has("trust_remote_code"),
-    "fp8-redundant": lambda d: d.args.get("quantization") == "fp8" and d.checkpoint == "fp8",
-    "attention-default": lambda d: (
-        d.aiter and not d.mla and not d.has("attention_backend") and d.version >= REFINED
-    ),
-    "moriio-rdma": lambda d: d.moriio and "backend" not in d.extra_transfer and d.engine.kind == "vllm",
-    "nixl-rocm": lambda d: d.nixl and d.amd and d.engine.kind == "vllm",
-}
-
-
-@cache
-def texts() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
-    """The `message` and the `source` of each rule by its name, of those `refused` and of those `noted`."""
-    tree: Mapping[str, Any] = bounded_yaml.read(Path(__file__).with_suffix(".yaml").read_text())
-    return tree
-
-
-def messages(kind: Literal["refused", "noted"], deployment: VllmDeployment) -> list[str]:
-    """The messages of the rules of a kind that apply to a deployment."""
-    facts = {name: getattr(deployment, name) for name in dir(deployment) if not name.startswith("_")}
-    conditions = REFUSED if kind == "refused" else NOTED
-    applying = (name for name, when in conditions.items() if when(deployment))
-    return [texts()[kind][name]["message"].format_map(facts) for name in applying]
+RULES = Path(__file__).with_suffix(".yaml")
 
 
 def refuse(deployment: VllmDeployment) -> None:
     """Raise ValueError with the first contradiction in one line: what, why and the remedy."""
-    lines = messages("refused", deployment)
-    lines += vllm_flags.rejected(deployment.args, deployment.version)
+    check_rules(deployment, RULES, "refused")
+    lines = vllm_flags.rejected(deployment.args, deployment.version)
     lines += filter(None, [vllm_flags.misspelt(deployment.args, deployment.version)])
     if lines:
         raise ValueError(lines[0])
@@ -294,7 +247,7 @@ def notes(deployment: VllmDeployment) -> list[str]:
         f"engine.args.{name} is no argument of vLLM {read}, the newest that was read: vLLM's parser judges it"
         for name in vllm_flags.unread(deployment.args)
     ]
-    return ignored + newer + messages("noted", deployment)
+    return ignored + newer + list(broken_rules(deployment, RULES, "noted"))
 
 
 def is_on(value: str) -> bool:
@@ -308,15 +261,15 @@ def backend_of(deployment: VllmDeployment) -> str:
     It has none for latent attention, GPUs of another maker and a CPU. Up to 0.14.1 the environment chooses
     (rocm.py of 0.14); from 0.29 on ROCM_ATTN is the default; versions between are unchecked.
     """
-    early = deployment.version <= PAPER
+    early = deployment.is_early
     named = deployment.args.get("attention_backend") or (
         early and deployment.env.get("VLLM_ATTENTION_BACKEND")
     )
     if named:
         return str(named).upper()
-    if deployment.mla or not deployment.amd or deployment.engine.kind == "vllm_cpu":
+    if deployment.mla or not deployment.on_amd:
         return ""
-    if deployment.version >= REFINED:
+    if deployment.is_refined:
         return "ROCM_ATTN"
     if not early:
         return UNNAMED

@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from conf.specs.experiment import VllmEngine
+from conf.specs.rules import table
 from serve_apps.vllm_recipes import recipes
-from serve_apps.vllm_recipes.rules import NOTED, REFUSED, texts
+from serve_apps.vllm_recipes.rules import RULES
 from tests.support.words.recipe_words import NEWEST, experiment, resolve
 
 
@@ -29,14 +30,14 @@ class Case(NamedTuple):
 
 
 DATA = Path(__file__).parents[2] / "data" / "vllm_rule_cases.yaml"
+REFUSED, NOTED = table(RULES).values()
 CASES = {name: Case(**row) for name, row in yaml.safe_load(DATA.read_text()).items()}
 
 
 def test_every_rule_has_a_case_a_reason_and_a_source() -> None:
     assert set(CASES) == REFUSED.keys() ^ NOTED.keys()
-    assert (texts()["refused"].keys(), texts()["noted"].keys()) == (REFUSED.keys(), NOTED.keys())
-    for name, rule in {**texts()["refused"], **texts()["noted"]}.items():
-        fact, _, reason = rule["message"].partition(": ")
+    for name, rule in {**REFUSED, **NOTED}.items():
+        fact, _, reason = rule["say"].partition(": ")
         assert fact and reason and rule["source"], name
         assert "; " in reason or name in NOTED, name
 
