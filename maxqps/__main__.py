@@ -21,7 +21,11 @@ ROOMS = {
     "cluster": ("preflight", "render"),
     "serve_apps": ("render", "model"),
 }
-"""The verbs of each package. The short form of a verb that two packages have belongs to the first."""
+"""The verbs of each package."""
+FIRST = {verb: next(it for it in ROOMS if verb in ROOMS[it]) for verbs in ROOMS.values() for verb in verbs}
+    verb: next(room for room in ROOMS if verb in ROOMS[room]) for verbs in ROOMS.values() for verb in verbs
+}
+"""The package of each verb's short form: the first that has it."""
 PURPOSES = {
     "loadgen": "load a service, search, predict",
     "analysis": "read results, plan with them",
@@ -49,16 +53,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(schema_text())
         return 0
-    if first in ROOMS:
-        return _run(first, rest)
-    room = next((room for room, verbs in ROOMS.items() if first in verbs), "")
-    return _run(room, [first, *rest]) if room else _unknown(first)
+    if first in ROOMS or first in FIRST:
+        room, words = (first, rest) if first in ROOMS else (FIRST[first], [first, *rest])
+        # `room` is one of our own four names, never a word of the user's.
+        code: int = import_module(f"{room}.__main__").main(words)
+        return code
+    from conf.io import terminal
+    from conf.io.one_line import hint, nearest, one_line
+
+    verbs = ["schema", *FIRST]
+    near = hint(nearest(first, verbs)) or f"; choose from {', '.join(verbs)}"
+    terminal.error(f"unknown verb '{one_line(first, 40)}'{near}")
+    return EXIT_USAGE
 
 
 def overview() -> str:
     """The verbs by package, and where their help is."""
-    lines = [f"  {PURPOSES[room]:<36}{', '.join(_short(room))}" for room in ROOMS]
-    shared = [f"{room} {verb}" for room, verbs in ROOMS.items() for verb in verbs if verb not in _short(room)]
+    short = {room: [verb for verb in verbs if FIRST[verb] == room] for room, verbs in ROOMS.items()}
+    lines = [f"  {PURPOSES[room]:<36}{', '.join(verbs)}" for room, verbs in short.items()]
+    shared = [f"{room} {verb}" for room, verbs in ROOMS.items() for verb in verbs if FIRST[verb] != room]
     return "\n".join(
         [
             "usage: maxqps VERB [words and flags]",
@@ -70,18 +83,6 @@ def overview() -> str:
             "maxqps help VERB shows the words and examples of a verb. maxqps --version shows the versions.",
         ]
     )
-
-
-def _short(room: str) -> list[str]:
-    """The verbs of a package that no package before it has."""
-    before = list(ROOMS)[: list(ROOMS).index(room)]
-    return [verb for verb in ROOMS[room] if all(verb not in ROOMS[other] for other in before)]
-
-
-def _run(room: str, words: list[str]) -> int:
-    # `room` is one of our own four names, never a word of the user's.
-    code: int = import_module(f"{room}.__main__").main(words)
-    return code
 
 
 def _complete() -> None:
@@ -115,19 +116,9 @@ def _complete() -> None:
         under = alone.add_parser(room).add_subparsers()
         for verb in verbs:
             add(under, room, verb)
-        for verb in _short(room):
-            add(alone, room, verb)
+            if FIRST[verb] == room:
+                add(alone, room, verb)
     argcomplete.autocomplete(top)
-
-
-def _unknown(word: str) -> int:
-    from conf.io import terminal
-    from conf.io.one_line import hint, nearest, one_line
-
-    verbs = list(dict.fromkeys(["schema", *(verb for verbs in ROOMS.values() for verb in verbs)]))
-    near = hint(nearest(word, verbs)) or f"; choose from {', '.join(verbs)}"
-    terminal.error(f"unknown verb '{one_line(word, 40)}'{near}")
-    return EXIT_USAGE
 
 
 if __name__ == "__main__":
