@@ -23,8 +23,6 @@ ROOMS = {
 }
 """The verbs of each package."""
 FIRST = {verb: next(it for it in ROOMS if verb in ROOMS[it]) for verbs in ROOMS.values() for verb in verbs}
-    verb: next(room for room in ROOMS if verb in ROOMS[room]) for verbs in ROOMS.values() for verb in verbs
-}
 """The package of each verb's short form: the first that has it."""
 PURPOSES = {
     "loadgen": "load a service, search, predict",

@@ -24,7 +24,7 @@ from loadgen.predict.uncertainty import DRAWS, ParallelMap
 from loadgen.run.progress import Emit
 from loadgen.search.window_plan import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
 from loadgen.traffic.prefix_sharing import scattered, shared_prefixes
-from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Floats, Ints
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Ints
 from serve_apps.engine_model.cost import node
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.balancer import POLICIES, Balance
@@ -66,11 +66,16 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
     shared, part = _shared(experiment.workload, arrivals, copies, seed)
     from_s = float(served_s.min()) if len(served_s) else 0.0
     replicas = Replicas(engines, by, seed)
-    gaps = bool(_metrics(experiment) & set(GAPS))
-    requests = Requests(sent_s, tokens, shared, from_s)
+    metrics = set(map(metric_of, experiment.slo.limits))  # the latencies that have bounds
+    requests, gaps = Requests(sent_s, tokens, shared, from_s), bool(metrics & set(GAPS))
     served = serve(EngineKind.of(*parts(experiment)), requests, replicas, arrivals.concurrency, tokens=gaps)
     replica = served.replica if part is None else served.replica + part * engines
-    itl_s, pooled = _gaps(experiment, np.asarray(arrivals.output_tokens), served.token_s)
+    outputs, itl_s, pooled = np.asarray(arrivals.output_tokens), None, None
+    if "itl" in metrics:
+        itl_s = late_gaps_s(served.token_s, outputs, experiment.slo.itl_within)
+    if "itl_pooled" in metrics:
+        within = np.delete(np.diff(served.token_s), np.cumsum(outputs)[:-1] - 1)
+        pooled = PooledGaps(within, outputs - 1)
     times = served.sent_s, served.first_token_s, served.last_token_s, served.cached_tokens
     return Simulated(*times, served.work, replica, itl_s, pooled, served.queue_s)
 
@@ -91,23 +96,6 @@ def _shared(
         return session_pieces(*prefixes), None
     prefixes, part = scattered(prefixes, copies, seed)
     return session_pieces(*prefixes), part
-
-
-def _metrics(experiment: Experiment) -> set[str]:
-    """The latencies that have bounds."""
-    return set(map(metric_of, experiment.slo.limits))
-
-
-def _gaps(experiment: Experiment, outputs: Ints, token_s: Floats) -> tuple[Floats | None, PooledGaps | None]:
-    """The quantile of every request's own gaps, and all gaps, where bounds ask for them."""
-    metrics = _metrics(experiment)
-    if not metrics & set(GAPS):
-        return None, None
-    own_s = late_gaps_s(token_s, outputs, experiment.slo.itl_within) if "itl" in metrics else None
-    if "itl_pooled" not in metrics:
-        return own_s, None
-    within = np.delete(np.diff(token_s), np.cumsum(outputs)[:-1] - 1)
-    return own_s, PooledGaps(within, outputs - 1)
 
 
 def balance(experiment: Experiment) -> Balance:
