@@ -176,7 +176,9 @@ def plan(
     service = FleetCapacity(_planning_qps(on, basis), on.nodes, _efficiency(on, rest))
     rules = sizing.size(load.peak_qps, service, care.headroom, care.spare_nodes)
     nodes = sizing.fleet(load.peak_qps, service, care)
-    sized = {end: _sized(load.peak_qps, service, _figure(on.qps_per_node, end), care) for end in ENDS}
+    sized = {
+        end: sizing.fleet_at(load.peak_qps, service, _figure(on.qps_per_node, end), care) for end in ENDS
+    }
     nodes_at = {end: count for end, count in sized.items() if count is not None}
     e = service.efficiency
     needed_nodes, external = sizing.needed(load.peak_qps, service), on.experiment.engine == "external"
@@ -322,25 +324,13 @@ def _cost(
     )
 
 
-def _sized(
-    demand_qps: float, service: FleetCapacity, qps_per_node: float | None, care: Margins
-) -> int | None:
-    """Nodes by all rules at another capacity per node; None if that is unknown, or no nodes suffice."""
-    if qps_per_node is None:
-        return None
-    try:
-        return sizing.fleet(demand_qps, replace(service, qps_per_node=qps_per_node), care)
-    except RunError:
-        return None
-
-
 def _by_demand(
     peak_qps: float, on: Evidence, service: FleetCapacity, care: Margins
 ) -> tuple[CurvePoint, ...]:
     points = []
     for demand_qps in (share * peak_qps for share in CURVE):
-        nodes = _sized(demand_qps, service, service.qps_per_node, care)
-        at_high = _sized(demand_qps, service, on.qps_per_node.high, care)
+        nodes = sizing.fleet_at(demand_qps, service, service.qps_per_node, care)
+        at_high = sizing.fleet_at(demand_qps, service, on.qps_per_node.high, care)
         if nodes is not None:
             points.append(
                 CurvePoint(demand_qps, nodes, at_high, sizing.naive(demand_qps, on.qps_per_node.value))

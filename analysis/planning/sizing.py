@@ -9,7 +9,7 @@ model file) is not in it, so that an availability found here is an upper bound.
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -280,3 +280,15 @@ def fleet(rate_qps: float, service: FleetCapacity, care: Margins) -> int:
     enough_up = availability(needed(rate_qps, service), care)
     by_rules = size(rate_qps, service, care.headroom, care.spare_nodes).nodes
     return max(by_rules, enough_up.nodes if enough_up else 0)
+
+
+def fleet_at(
+    rate_qps: float, service: FleetCapacity, qps_per_node: float | None, care: Margins
+) -> int | None:
+    """`fleet` at another capacity per node; None if that is unknown, or no number of nodes suffices."""
+    if qps_per_node is None:
+        return None
+    try:
+        return fleet(rate_qps, replace(service, qps_per_node=qps_per_node), care)
+    except RunError:
+        return None

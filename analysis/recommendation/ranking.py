@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from analysis.planning.evidence import Evidence, NotPlannable
 from analysis.planning.plan import Plan, plan
-from analysis.planning.sizing import MOST_NODES, FleetCapacity, fleet
+from analysis.planning.sizing import MOST_NODES, FleetCapacity, fleet_at
 from analysis.results import studies, summary
 from analysis.results.experiment_facts import ExperimentFacts
 from analysis.results.json_border import from_tree
@@ -131,15 +131,9 @@ class RecommendationVerdict:
 
 def nodes_of(peak_qps: float, service: FleetCapacity, care: Margins, qps_per_node: Floats) -> Ints:
     """Nodes for the peak at each capacity, by all rules of a plan; `MOST_NODES` where that is not enough."""
-
-    def nodes(qps: float) -> int:
-        try:
-            return fleet(peak_qps, replace(service, qps_per_node=qps), care)
-        except RunError:
-            return MOST_NODES
-
     values, place = np.unique(qps_per_node, return_inverse=True)
-    return _monotone(nodes, values)[place].reshape(qps_per_node.shape)
+    nodes = _monotone(lambda qps: fleet_at(peak_qps, service, qps, care) or MOST_NODES, values)
+    return nodes[place].reshape(qps_per_node.shape)
 
 
 def _monotone(function: Callable[[float], int], values: Floats) -> Ints:
