@@ -1,8 +1,6 @@
 """conf.load: every file loads, precedence holds, and each wrong word is one clear line."""
 
-import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -12,7 +10,7 @@ import yaml
 
 from conf import ConfigError, load
 from conf.compose import dump
-from conf.specs.experiment import Arrivals, Lengths, Workload
+from conf.specs.experiment import Lengths
 from conf.specs.search import Quality
 from conf.words import groups
 
@@ -27,24 +25,6 @@ NEEDS = {
     "routing=kv_aware": ["engine=vllm", "workload.prompt=text"],
     "routing=prefix_affinity": ["engine=vllm", "workload.prompt=text"],
 }
-BAD_URLS = {
-    "http://user:secret@host:80": "no user, password",
-    "http://:secret@host": "no user, password",
-    "http://host/?key=secret": "no user, password, query",
-    "http://host#secret": "query or fragment",
-    "ftp://user:secret@host": "no user, password",
-    "http://user:secret": "the port of a URL must be a number",
-    "http://host:80x": "the port of a URL must be a number",
-    "http://host:65536": "the port of a URL must be a number",
-    "http://host:0": "the port of a URL must be a number",
-    "http://user:secret@[::1": "must be http(s)://host:port",
-    "http://user:secret@\u2100": "must be http(s)://host:port",
-    "secret": "must be http(s)://host:port",
-    "http://": "must be http(s)://host:port",
-    "http://a b": "must be http(s)://host:port",
-}
-
-
 REFUSED = yaml.safe_load((Path(__file__).parents[1] / "data" / "refused_words.yaml").read_text())
 
 
@@ -55,18 +35,10 @@ def test_a_wrong_word_and_words_that_do_not_go_together_are_one_line(row: list[s
     with pytest.raises(ConfigError) as caught:
         load(words)
     line = str(caught.value)
-    assert message in line and "\n" not in line
+    assert message in line and "\n" not in line and "hush" not in line, "a secret is not shown"
     assert "{" not in line or "{" in "".join(row) or words[-1].startswith("slo.bounds"), (
         "a field is not filled"
     )
-
-
-@pytest.mark.parametrize("url", BAD_URLS)
-def test_a_wrong_url_is_refused_without_showing_it(url: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load(["engine=external", f'target.urls=["http://127.0.0.1:8000", "{url}"]'])
-    assert BAD_URLS[url] in str(caught.value)
-    assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_endpoints_may_stand_for_many_nodes_and_get_no_key_unasked() -> None:
@@ -95,42 +67,6 @@ def test_a_url_may_have_a_path_and_end_in_v1(url: str, base: str) -> None:
 
 
 PLAIN = load()
-FIXED = Lengths(5)
-RECORDED = Workload("w", FIXED, Lengths(0, "empirical"), arrivals=Arrivals("trace"), trace="a.csv")
-MISFITS: list[tuple[Callable[[], object], str]] = [
-    (lambda: Lengths(0, "empirical", cv=1), "kind=empirical has no cv"),
-    (lambda: Lengths(5, "lognormal"), "kind=lognormal needs cv > 0"),
-    (lambda: Lengths(5, spread=0.5), "kind=fixed has no spread"),
-    (lambda: Lengths(5, "uniform"), "kind=uniform needs spread > 0"),
-    (lambda: Workload("w", FIXED, FIXED, trace="a.csv"), "nothing uses workload.trace; set workload"),
-    (lambda: replace(PLAIN, rate_qps=1.0, profile_qps=[[0, 1]]), "rate_qps and profile_qps exclude each"),
-    (lambda: replace(PLAIN, profile_qps=[[0, 1]], concurrency=4), "profile_qps and concurrency exclude each"),
-    (lambda: replace(PLAIN, profile_qps=[[0]]), "must be a list of pairs [seconds, QPS per node]"),
-    (lambda: replace(PLAIN, profile_qps=[[0, -1]]), "100000 QPS per node, none negative"),
-    (lambda: replace(PLAIN, profile_qps=[[0, 1], [math.inf, 1]]), "at most 2.592e+06 s and"),
-    (lambda: replace(PLAIN, profile_qps=[[5, 1]]), "the seconds must begin at 0"),
-    (lambda: replace(PLAIN, profile_qps=[[0, 1], [9, 2], [8, 3]]), "the seconds must begin at 0 and not go"),
-    (lambda: replace(PLAIN, profile_qps=[[0, 0], [9, 0], [9, 5]]), "profile_qps is zero all the time"),
-    (lambda: replace(PLAIN, profile_qps=[[0, 1]], workload=RECORDED), "a trace has its own rate over time"),
-    (lambda: replace(PLAIN, concurrency=3, fleet=replace(PLAIN.fleet, actors=4)), "least fleet.actors=4"),
-    (lambda: replace(PLAIN, concurrency=4, workload=RECORDED), "but workload.arrivals.kind=trace; set"),
-    (lambda: replace(PLAIN, concurrency=4, duration_s=60), "ends by requests=..., not by duration_s=..."),
-    (lambda: replace(PLAIN.model, kv_heads=3), "model.kv_heads=3 must divide model.heads=64"),
-    (lambda: replace(PLAIN.model, experts=0), "model.intermediate=0 must be at least 1"),
-    (lambda: replace(PLAIN.model, experts_per_token=0), "model.experts_per_token=0 must be at least 1 for"),
-    (lambda: replace(PLAIN.model, experts_per_token=500), "token=500 must be at most model.experts=128"),
-    (lambda: replace(PLAIN.model, first_dense=1), "model.intermediate=0 must be at least 1"),
-    (lambda: replace(PLAIN.model, first_dense=500, intermediate=9), "must be at most model.layers=94"),
-]
-
-
-@pytest.mark.parametrize(("build", "message"), MISFITS)
-def test_what_does_not_fit_is_refused_in_one_line(build: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        build()
-    assert "\n" not in str(caught.value)
-
-
 LOADS = [
     "rate_qps=4 workload=chat_5600_140_bursty",
     "profile_qps=[[0,2],[20,8],[20,4],[60,0]]",
@@ -215,15 +151,6 @@ def test_a_broken_saved_tree_is_one_line(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(base=saved)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "name", ["env.HF_TOKEN", "env.AWS_SECRET_ACCESS_KEY", "env.MY_PASSWORD", "args.api_key"]
-)
-def test_secrets_are_refused_where_they_would_be_saved(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"engine.{name} would be saved") as refused:
-        load(["engine=vllm", f"engine.{name}=hush"])
-    assert "hush" not in str(refused.value)
 
 
 @pytest.mark.parametrize("word", ["env.TOKENIZERS_PARALLELISM=0", "args.long_prefill_token_threshold=1"])

@@ -114,54 +114,12 @@ def test_render_calibrate_prints_the_bench_of_one_engine(capsys: pytest.CaptureF
     assert last.startswith("python -m analysis calibrate --forward forward.json") and TP4 in last
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["vllm_version=0.32.0"], "has no bench forward"),
-        (["layout=1p1d_tp4_ep4", "vllm_version=0.33.0"], "times one engine without ranks"),
-        (["--json", "vllm_version=0.33.0"], "--calibrate belongs to render"),
-    ],
-)
-def test_render_calibrate_refuses_what_the_bench_does_not_time(
-    capsys: pytest.CaptureFixture[str], words: Sequence[str], why: str
-) -> None:
-    assert main(["render", "--calibrate", *words]) == 2
-    assert why in capsys.readouterr().err
-
-
 def test_render_of_a_published_recipe_takes_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", "engine.recipe=published", TP8, "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert tree["vllm_version"] == "0.11.0" and tree["ray_serve"] is None
     assert any("no Ray Serve config" in note for note in tree["notes"])
     assert "--disable-log-requests" in tree["replicas_of_a_node"][0]["command"]
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["layout=dp1_tp8", "vllm_version=0.14.1"], "no multiple of a block of 128"),
-        (["engine=simulated"], "is not vLLM"),
-        (["engine.args.distributed_executor_backend=mp"], "engine.server=process"),
-        (["engine.args.max_model_len=4096"], "up to 5740 tokens"),
-        (["vllm_version=x"], "not a version"),
-        (["layuot=x"], "layuot"),
-    ],
-)
-def test_render_refuses_in_one_line(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["render", *words]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == "" and message in printed.err and printed.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "words", [["model"], ["model", "a", "b"], ["model", "a", "--json"], ["model", "/dev/null/a"]]
-)
-def test_model_takes_one_folder(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.slow
