@@ -150,15 +150,6 @@ def test_an_empty_table_and_a_chunked_one():
     assert metrics.ttft(chunked).tolist() == [100.0, np.inf]
 
 
-def test_every_metric_is_defined_in_words_and_computed_by_its_name():
-    assert [metric.name for metric in metrics.METRICS] == [
-        "send_lag", "ttft", "ttft_from_send", "tpot", "path", "e2e", "queue", "itl",
-    ]  # fmt: skip
-    for metric in metrics.METRICS:
-        assert metric.meaning and metric.formula
-        assert len(getattr(metrics, metric.name)(table([OK]))) >= 1
-
-
 def test_numbers_are_floats_and_one_that_no_float_knows_is_refused():
     rows = pa.table({"whole": pa.chunked_array([[1, None], [2**53]], pa.int64()), "parts": [0.5, None, 2.0]})
     for name, known in (("whole", [1.0, np.nan, 2.0**53]), ("parts", [0.5, np.nan, 2.0])):

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.stats import estimate
 from analysis.stats.alpha_spending import LEVEL, spent, tail_at
-from analysis.stats.estimate import Estimate, certified, interval, middle, number, rounded_down, span
+from analysis.stats.estimate import Estimate, certified, middle, rounded_down, span
 from analysis.stats.pooling import Measured, chi_square, pooled, repeated, student_t
 
 
@@ -69,16 +69,6 @@ def test_an_interval_of_ln_comes_back_and_an_open_end_has_no_sd() -> None:
     assert Estimate.of_ln(5.0, 0.03).ln_sd == pytest.approx(0.03)
     with pytest.raises(ValueError, match="open end"):
         _ = Estimate(5.0, 4.0).ln_sd
-
-
-def test_what_is_not_known_is_a_word() -> None:
-    assert (span(None), number(None), number(math.nan), number(-math.inf)) == (
-        "unknown",
-        "unknown",
-        "unknown",
-        "-infinite",
-    )
-    assert interval(Estimate(1.0, None, 2.0)) == "[open, 2.00]"
 
 
 @pytest.mark.parametrize(
