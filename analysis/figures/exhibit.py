@@ -85,12 +85,12 @@ class Exhibit(ABC):
         """The figure for a notebook."""
         return canvas.notebook_figure(self.draw, self.height_in)
 
-    def svg(self, name: str = "") -> str:
+    def svg(self, name: str = "", width_in: float = canvas.PAGE_IN) -> str:
         """The figure as inline SVG, the same bytes for the same data.
 
         `name`, by default the exhibit's own, tells it from others on a page.
         """
-        return canvas.svg(self.draw, self.height_in, name or self.name)
+        return canvas.svg(self.draw, self.height_in, name or self.name, width_in)
 
 
 def plot_of(exhibit: type[Exhibit]) -> Callable[[Any], Figure]:
