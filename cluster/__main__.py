@@ -27,11 +27,9 @@ from cluster.manifests.files import (
     assign_hosts,
     checked_name,
     environment,
+    files,
     is_amd,
-    kuberay,
     nodes_of,
-    ray_up,
-    systemd,
     weights_folder,
 )
 from cluster.ray_session.own_machine import (
@@ -151,24 +149,22 @@ def _render(arguments: argparse.Namespace, target: str) -> int:
     engine, routing = experiment.engine, experiment.routing
     nodes = nodes_of(experiment, int(arguments.load_nodes), int(arguments.gpu_node_cpus))
     real = config_file.environment(engine, routing) if isinstance(engine, VllmEngine) else {}
-    env, amd = environment(serve_environment(routing) | real), is_amd(experiment.hardware)
+    values: dict[str, Any] = {"site": vars(arguments), "amd": is_amd(experiment.hardware)}
+    values["env"] = environment(serve_environment(routing) | real)
     heading = f"python -m cluster {shlex.join(arguments.typed)}\nFor {experiment.model.served_name}, layout "
     heading += f"{experiment.layout.name}; render again instead of editing."
     if target == "kuberay":
         _require_names(arguments)
         config, notes = _serve_config(experiment, arguments.weights) if arguments.service else (None, ())
         heading = "\n".join([heading, *(f"Note: {note}" for note in notes)])
-        return _deliver(kuberay(vars(arguments), nodes, amd, env, heading, config), arguments.out)
-    if not arguments.hosts:
+        values["serve_config"] = config
+    elif arguments.hosts:
+        values["hosts"] = assign_hosts([host for host in arguments.hosts.split(",") if host], nodes)
+    else:
         raise ConfigError(
             f"render {target} needs --hosts A,B,...: IP addresses of head, GPU nodes, load nodes"
         )
-    hosts = assign_hosts([host for host in arguments.hosts.split(",") if host], nodes)
-    if target == "ray-up":
-        files = ray_up(hosts, nodes, env, heading, arguments.name, arguments.ssh_user, arguments.venv)
-    else:
-        files = systemd(hosts, nodes, env, heading, arguments.venv, amd)
-    return _deliver(files, arguments.out)
+    return _deliver(files(target, nodes, heading=heading, **values), arguments.out)
 
 
 def _require_names(arguments: argparse.Namespace) -> None:
@@ -211,15 +207,15 @@ def _serve_config(experiment: Experiment, weights: str) -> tuple[dict[str, Any],
     return {**rendered.application, "proxy_location": "EveryNode", "http_options": http}, rendered.notes
 
 
-def _deliver(files: dict[str, str], out: str) -> int:
+def _deliver(texts: dict[str, str], out: str) -> int:
     """Write the files into a folder, or print them, with their names if there are several."""
     if not out:
-        for name, text in files.items():
-            terminal.data((f"# ---- {name}\n{text}" if len(files) > 1 else text).removesuffix("\n"))
+        for name, text in texts.items():
+            terminal.data((f"# ---- {name}\n{text}" if len(texts) > 1 else text).removesuffix("\n"))
         return EXIT_OK
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
+    for name, text in texts.items():
         (folder / name).write_text(text)
         terminal.tell(str(folder / name))
     return EXIT_OK

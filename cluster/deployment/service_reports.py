@@ -9,7 +9,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
-from cluster.deployment.warmup import REPLICA_ID, DeployError
+from cluster.deployment.warmup import REPLICA_ID, SESSION_ID, DeployError, successful
 from conf.io.http_get import AskError, ask
 from conf.specs.experiment import Routing
 
@@ -45,10 +45,7 @@ def reported_facts(url: str) -> dict[str, Any]:
 
 def _get(url: str) -> bytes:
     """The body of a complete answer. Raises AskError."""
-    answer = ask(url, TIMEOUT_S)
-    if not answer.is_success:
-        raise AskError(answer.said)
-    return answer.body
+    return successful(ask(url, TIMEOUT_S)).body
 
 
 PAGE = "/maxqps/prefill"
@@ -142,19 +139,12 @@ def _seen(url: str, body: bytes) -> dict[str, list[str]]:
     order = [f"check-{number}" for number in range(SESSIONS)] * TURNS
     Random(0).shuffle(order)  # in turn, each session would meet the same one of 2, 4, 8 or 16 replicas
     for session in order:
-        replicas[session].append(_answering(url, body, session))
+        headers = {"Content-Type": "application/json", SESSION_ID: session}
+        try:
+            answer = successful(ask(f"{url}/v1/completions", ROUTED_S, body=body, headers=headers))
+        except AskError as error:
+            raise DeployError(f"the router cannot be checked at {url}: {error}") from error
+        if REPLICA_ID not in answer.names:
+            raise DeployError(f"the router cannot be checked: answers at {url} do not say {REPLICA_ID}")
+        replicas[session].append(answer.names[REPLICA_ID])
     return replicas
-
-
-def _answering(url: str, body: bytes, session: str) -> str:
-    """The replica that answers one request of a session. Raises DeployError."""
-    headers = {"Content-Type": "application/json", "x-session-id": session}
-    try:
-        answer = ask(f"{url}/v1/completions", ROUTED_S, body=body, headers=headers)
-        if not answer.is_success:
-            raise AskError(answer.said)
-    except AskError as error:
-        raise DeployError(f"the router cannot be checked at {url}: {error}") from error
-    if REPLICA_ID not in answer.names:
-        raise DeployError(f"the router cannot be checked: answers at {url} do not say {REPLICA_ID}")
-    return answer.names[REPLICA_ID]

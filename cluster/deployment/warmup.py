@@ -184,7 +184,10 @@ class ReplicaWarmer:
         left_s = min(ATTEMPT_S, max(LAST_S, self._deadline_s - time.monotonic()))
         body = self._warm.body(number)
         answer = ask(url + self._warm.path, left_s, body=body, headers=headers, access=self._warm.access)
-        _refuse(url, answer)
+        if answer.status in FINAL:
+            raise DeployError(f"{url} refuses the workload's requests: {answer.said}")
+        if b"[DONE]" not in successful(answer).body:
+            raise AskError("the stream ended before its end")
         name = answer.names.get(REPLICA_ID, UNNAMED)
         self.named &= name != UNNAMED
         return name, answer.first_s
@@ -203,14 +206,11 @@ class ReplicaWarmer:
             raise DeployError(why)
 
 
-def _refuse(url: str, answer: HttpAnswer) -> None:
-    """Raise DeployError for a final refusal, AskError for any other answer but a whole stream."""
-    if answer.status in FINAL:
-        raise DeployError(f"{url} refuses the workload's requests: {answer.said}")
+def successful(answer: HttpAnswer) -> HttpAnswer:
+    """The answer itself. Raises AskError for one that says no success."""
     if not answer.is_success:
         raise AskError(answer.said)
-    if b"[DONE]" not in answer.body:
-        raise AskError("the stream ended before its end")
+    return answer
 
 
 def warmup_line(warmups: Mapping[str, ReplicaWarmup]) -> str:

@@ -5,7 +5,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -169,10 +169,15 @@ def ray_start(nodes: NodeGroup, head_address: str, own_address: str) -> list[str
     return ["ray", "start", *own, *(f"--{name}={port}" for name, port in PORTS.items())]
 
 
-def render(template: str, **values: Any) -> str:
-    """The text of a template. Raises jinja2's UndefinedError for a missing value."""
-    # No HTML is written: the filters `json`, `quoted` and `comment` escape what stands in YAML and units.
-    environment = Environment(
+def files(target: str, groups: Sequence[NodeGroup], **values: Any) -> dict[str, str]:
+    """Text by file name; `values` are the rest of what templates name, as `site`, the flags by their names.
+
+    KubeRay gets a RayCluster for sweeps, which deploy their services themselves, or with a `serve_config` a
+    RayService that keeps its application up, for engine=external. For systemd there are a unit for each role
+    and the environment of them all.
+    """
+    # No HTML is written: filters escape what stands in YAML, in units and for a shell.
+    templates = Environment(
         loader=PackageLoader("cluster.manifests"),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -180,14 +185,32 @@ def render(template: str, **values: Any) -> str:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters |= {
+    templates.filters |= {
         "json": json.dumps,
+        "yaml": lambda tree: yaml.safe_dump(tree, sort_keys=False).rstrip(),
         "quoted": shlex.quote,
+        "shell": shell_words,
+        "unit": unit_words,
         "comment": comment,
         "literal": kubernetes_literal,
         "escaped": lambda value: value.translate(_ESCAPED),
+        "folder": weights_folder,
     }
-    return environment.get_template(template).render(ray_version=RAY_VERSION, **values)
+    values |= {"groups": groups, "head_node": HEAD_NODE, "ray_start": ray_start, "ray_version": RAY_VERSION}
+
+    def text(template: str, **more: Any) -> str:
+        return templates.get_template(template).render(**values, **more)
+
+    if target == "kuberay":
+        name = "rayservice.yaml" if values["serve_config"] else "raycluster.yaml"
+        return {name: text("kuberay.yaml.j2")}
+    if target == "ray-up":
+        return {"ray-up.yaml": text("ray-up.yaml.j2")}
+    units = {
+        f"maxqps-{group.role}@.service": text("systemd.service.j2", nodes=group)
+        for group in (HEAD_NODE, *groups)
+    }
+    return {"ray.env": text("ray.env.j2")} | units
 
 
 def comment(text: str) -> str:
@@ -205,48 +228,8 @@ def weights_folder(weights: str) -> str:
     return "/weights" if weights.startswith(CLAIM) else weights
 
 
-def kuberay(
-    site: Mapping[str, Any],
-    groups: Sequence[NodeGroup],
-    amd: bool,
-    env: Mapping[str, str],
-    heading: str,
-    serve_config: dict[str, Any] | None,
-) -> dict[str, str]:
-    """File name and text: a RayCluster for sweeps, which deploy their services themselves.
-
-    With Serve's own configuration it is a RayService that keeps its application up, for engine=external.
-    `site` are the flags of one Kubernetes cluster by their names. KubeRay makes a Secret for the token if
-    none is named.
-    """
-    weights = site["weights"]
-    text = render(
-        "kuberay.yaml.j2",
-        site={
-            **site,
-            "claim": weights.removeprefix(CLAIM) if weights.startswith(CLAIM) else "",
-            "weights_folder": weights_folder(weights),
-            "groups": [int(group) for group in site["groups"].split(",")],
-        },
-        groups=groups,
-        env=env,
-        heading=heading,
-        serve_config=yaml.safe_dump(serve_config, sort_keys=False).rstrip() if serve_config else None,
-        amd=amd,
-    )
-    return {"raycluster.yaml" if serve_config is None else "rayservice.yaml": text}
-
-
-ETC = "/etc/maxqps"
-TOKEN = f"{ETC}/auth_token"
-
-
-Hosts = Mapping[str, Sequence[str]]
-"""The addresses of the hosts of each role."""
-
-
-def assign_hosts(addresses: Sequence[str], groups: Sequence[NodeGroup]) -> Hosts:
-    """The hosts in the order of the node groups, the head first.
+def assign_hosts(addresses: Sequence[str], groups: Sequence[NodeGroup]) -> dict[str, list[str]]:
+    """The hosts of each role in the order of the node groups, the head first.
 
     Raises ValueError for a wrong number of hosts, and for text that is no IP address.
     """
@@ -263,67 +246,15 @@ def assign_hosts(addresses: Sequence[str], groups: Sequence[NodeGroup]) -> Hosts
     return {role: list(islice(rest, count)) for role, count in counts.items()}
 
 
-def ray_up(
-    hosts: Hosts,
-    groups: Sequence[NodeGroup],
-    env: Mapping[str, str],
-    heading: str,
-    name: str,
-    ssh_user: str,
-    venv: str,
-) -> dict[str, str]:
-    """File name and text for `ray up` with the local provider; every host is installed already."""
-    starts = {group.role: _shell(ray_start(group, "$RAY_HEAD_IP", "$own")) for group in groups}
-    (head,) = hosts[HEAD]
-    text = render(
-        "ray-up.yaml.j2",
-        head=head,
-        load=hosts[LOAD_ROLE],
-        workers=[*hosts[GPU], *hosts[LOAD_ROLE]],
-        env=env,
-        heading=heading,
-        name=name,
-        ssh_user=ssh_user,
-        venv=venv,
-        start_head=_shell(ray_start(HEAD_NODE, head, head)),
-        start_gpu=starts[GPU],
-        start_load=starts.get(LOAD_ROLE),
-    )
-    return {"ray-up.yaml": text}
-
-
-def _shell(words: Sequence[str]) -> str:
+def shell_words(words: Sequence[str]) -> str:
     """Words quoted for a shell, which still replaces $RAY_HEAD_IP and $own."""
     bare = ("--address=$RAY_HEAD_IP", "--node-ip-address=$own")
     return " ".join(word if word.startswith(bare) else shlex.quote(word) for word in words)
 
 
-def systemd(
-    hosts: Hosts, groups: Sequence[NodeGroup], env: Mapping[str, str], heading: str, venv: str, amd: bool
-) -> dict[str, str]:
-    """Unit files by name, one for each role, and the environment of them all.
-
-    The units are systemd's templates: the name of an instance, after the @, is the host's address.
-    """
-    (head,) = hosts[HEAD]
-    files = {"ray.env": render("ray.env.j2", env=env, heading=heading, etc=ETC, token=TOKEN)}
-    for group in (HEAD_NODE, *groups):
-        unit = f"maxqps-{group.role}"
-        words = [f"{venv}/bin/ray", *ray_start(group, head, "%i")[1:], "--block"]
-        files[f"{unit}@.service"] = render(
-            "systemd.service.j2",
-            nodes=group,
-            hosts=hosts[group.role],
-            heading=heading,
-            unit=unit,
-            etc=ETC,
-            token=TOKEN,
-            venv=venv,
-            amd=amd,
-            # A word of ExecStart stands in single quotes if it has double quotes of its own.
-            start=" ".join(f"'{word}'" if '"' in word else word for word in words),
-        )
-    return files
+def unit_words(words: Sequence[str]) -> str:
+    """Words of ExecStart: one stands in single quotes if it has double quotes of its own."""
+    return " ".join(f"'{word}'" if '"' in word else word for word in words)
 
 
 _ESCAPED = str.maketrans({letter: f"\\{letter}" for letter in '"\\$`'})

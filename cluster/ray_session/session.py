@@ -235,28 +235,25 @@ def _started_nodes(cluster: Cluster, load_cpus: float, folder: Path, ports: Held
 
 
 def add_nodes(own: RayCluster, cluster: Cluster, load_cpus: float, ports: HeldPorts) -> None:
-    """Start the Ray nodes of `cluster` on this machine."""
-    gpus, replica_cpus = cluster.gpus_per_node, math.ceil(cluster.gpus_per_node * REPLICA_CPUS)
-    if cluster.session == "local":
-        _add_node(own, ports, math.ceil(load_cpus) + replica_cpus, gpus, "gpu", **WITHOUT_HELPERS)
-    else:
-        _add_node(own, ports, math.ceil(load_cpus), 0, LOAD_ROLE, **WITHOUT_HELPERS)
-        for _ in range(cluster.nodes):
-            _add_node(own, ports, replica_cpus, gpus, "gpu")
+    """Start the Ray nodes of `cluster` on this machine, the head first."""
+    load, replicas = math.ceil(load_cpus), math.ceil(cluster.gpus_per_node * REPLICA_CPUS)
+    nodes = [(load + replicas, cluster.gpus_per_node, "gpu")]
+    if cluster.session != "local":
+        nodes = [(load, 0, LOAD_ROLE), *[(replicas, cluster.gpus_per_node, "gpu")] * cluster.nodes]
+    for number, (cpus, gpus, role) in enumerate(nodes):
+        own.add_node(
+            wait=False,
+            node_ip_address=LOOPBACK,
+            num_cpus=cpus,
+            num_gpus=gpus,
+            labels={"role": role},
+            include_dashboard=False,
+            dashboard_agent_listen_port=ports.another(),
+            object_store_memory=OBJECT_STORE_BYTES,
+            **({} if number else WITHOUT_HELPERS),
+        )
+    if cluster.session != "local":
         own.wait_for_nodes()
-
-
-def _add_node(own: RayCluster, ports: HeldPorts, cpus: int, gpus: int, role: str, **more: Any) -> None:
-    settings = {
-        "node_ip_address": LOOPBACK,
-        "num_cpus": cpus,
-        "num_gpus": gpus,
-        "labels": {"role": role},
-        "include_dashboard": False,
-        "dashboard_agent_listen_port": ports.another(),
-        "object_store_memory": OBJECT_STORE_BYTES,
-    }
-    own.add_node(wait=False, **settings | more)
 
 
 def _join(address: str, environment: dict[str, str], routing: Routing | None, stack: ExitStack) -> None:

@@ -18,8 +18,7 @@ import pytest
 import yaml
 
 from cluster import __main__ as command
-from cluster.manifests import files
-from cluster.manifests.files import checked_name, host_address
+from cluster.manifests.files import checked_name, files, host_address
 from conf import load
 from serve_apps import __main__ as serve_command
 from serve_apps.vllm_engine.rendering import Process
@@ -364,17 +363,18 @@ def test_an_address_of_ipv6_stands_in_brackets(capsys: pytest.CaptureFixture[str
     assert "--address=[fd00::1]:6379" in capsys.readouterr().out
 
 
+BARE: Tree = {"hosts": {"head": ["a"]}, "site": {"venv": "/opt/x"}, "amd": True}
+
+
 def test_a_settings_file_holds_values_as_they_are() -> None:
-    hosts, env = {"head": ["a"]}, {"A": 'x"; $HOME `id` \\'}
-    text = files.systemd(hosts, (), env, "", "/opt/x", True)["ray.env"]
+    text = files("systemd", (), **BARE, env={"A": 'x"; $HOME `id` \\'}, heading="")["ray.env"]
     assert text.splitlines()[-2] == r'A="x\"; \$HOME \`id\` \\"'
 
 
 def test_a_typed_word_stays_within_its_comment(tmp_path: Path) -> None:
     words = [*KUBERAY, *SERVICE, "--out", str(tmp_path)]
     heading = "render a\nkind: Evil\x1b[2J\x85b"
-    hosts = {"head": ["a"]}
-    text = "".join(files.systemd(hosts, (), {}, heading, "/opt/x", True).values())
+    text = "".join(files("systemd", (), **BARE, env={}, heading=heading).values())
     assert [line for line in text.splitlines() if "Evil" in line and not line.startswith("# ")] == []
     assert "\x1b" not in text
     assert command.main(["render", *words]) == 0
@@ -398,8 +398,9 @@ def test_a_name_that_leads_elsewhere_is_refused_with_its_flag(form: str, text: s
 
 def test_kubernetes_expands_no_variable_in_a_value() -> None:
     site = {"image": IMAGE, "name": "n", "namespace": "d", "token_secret": "", "memory": "1Gi"}
-    site |= {"weights": "pvc:weights", "groups": "44"}
-    (text,) = files.kuberay(site, [], True, {"A": "$(SECRET) and $HOME"}, "", None).values()
+    values: Tree = {"site": site | {"weights": "pvc:weights", "groups": "44"}, "amd": True, "heading": ""}
+    env = {"A": "$(SECRET) and $HOME"}
+    (text,) = files("kuberay", (), **values, env=env, serve_config=None).values()
     _, made = yaml.safe_load_all(text)
     container = made["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     assert {"name": "A", "value": "$$(SECRET) and $HOME"} in container["env"]
