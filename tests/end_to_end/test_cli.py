@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -203,12 +202,6 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(
         assert main([*words, "--live", port, "--dry-run"]) == 2
         assert main([words[0], "--live", port, *words[1:]]) == 2
     assert capsys.readouterr().err.count("cannot listen there") == 2
-
-
-def test_a_dry_run_with_a_free_port_starts_no_page(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", "--live", "0", "--dry-run"]) == 0
-    assert not capsys.readouterr().err
-    assert "live view" not in [thread.name for thread in threading.enumerate()]
 
 
 TABLE = pa.table(

@@ -7,7 +7,6 @@ import pytest
 
 from analysis.results import summary
 from tests.support.machine import tries
-from tests.support.search.scenarios import truths
 from tests.support.virtual.toy_services import OneAtATime, waits_longer
 
 
@@ -56,9 +55,3 @@ def test_the_queue_of_one_at_a_time_is_the_one_of_the_books():
     waits = np.array([a.first_token_s - 0.1 - a.at_s for a in server.observe()])
     for seconds in (0.5, 1.5, 3.2):
         assert (waits > seconds + 1e-6).mean() == pytest.approx(waits_longer(0.6, 1.0, seconds), rel=0.08)
-
-
-def test_the_same_capacities_by_closed_form_and_by_hand():
-    """Rates at which a tenth waits longer than the bound less the first token's time."""
-    for scenario, service_s, wait_s in (("M1", 5.0, 7.6875), ("M057", 1.0, 1.8875), ("T20", 2.0, 19.875)):
-        assert waits_longer(truths()[scenario], service_s, wait_s) == pytest.approx(0.1, rel=1e-3)

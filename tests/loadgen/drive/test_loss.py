@@ -19,7 +19,7 @@ from loadgen.drive import service_loss
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.programs import sweep
-from loadgen.drive.service_loss import MOST_RECOVERIES, death, heard_ns, outlived, silent
+from loadgen.drive.service_loss import MOST_RECOVERIES, death, outlived
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.run import verdicts
 from loadgen.run.resumption import past
@@ -263,16 +263,6 @@ def test_a_service_is_dead_where_nothing_was_heard_since_nearly_all_failed(
 ) -> None:
     told = death(rows(*groups), now_s * NS)
     assert (told or "").startswith(reason) and (told is None) == (not reason)
-
-
-def test_the_first_request_of_all_is_enough_where_it_is_asked() -> None:
-    assert death(rows((4, 30, REFUSED)), 31 * NS, least=1) is not None
-
-
-def test_silence_is_a_timeout_without_a_token() -> None:
-    table = rows((3, 0, TIMED_OUT), (4, 1, WAITS), (5, 2, STREAMS))
-    assert int(silent(table).sum()) == 3
-    assert heard_ns(table) == 11 * NS and heard_ns(rows((3, 0, WAITS))) == float("-inf")
 
 
 WORDS = ["search=quick", "search.start=prediction", "search.expected_qps=3.4", "search.window_s=20"]
