@@ -132,18 +132,6 @@ def svg(draw: Draw, height_in: float, name: str, width_in: float = PAGE_IN) -> s
     return _inline(drawn.getvalue(), round(width_in * PX_PER_IN), round(height_in * PX_PER_IN))
 
 
-def dark_rules() -> str:
-    """CSS that gives every colour of the drawings on a page its dark counterpart.
-
-    No selector names what is around: marks and hatches are copies, which are in no drawing to a browser.
-    """
-    fills = (
-        f'[fill="{light}"], [style*="fill: {light}"] {{ fill: {DARK[light]} !important; }}' for light in DARK
-    )
-    lines = (f'[style*="stroke: {light}"] {{ stroke: {DARK[light]} !important; }}' for light in DARK)
-    return "\n".join((*fills, *lines))
-
-
 def add_legend(figure: Figure) -> float:
     """One legend above all panels, in as many columns as fit; returns its height in inches.
 

@@ -81,5 +81,4 @@ def _opened(path: Path) -> Run | Study:
 def html(page: Page) -> str:
     """The page as text."""
     css = resources.files("analysis.report").joinpath("page.css").read_text()
-    css += f"@media screen and (prefers-color-scheme: dark) {{\n{canvas.dark_rules()}\n}}"
-    return environment().get_template("page.html.j2").render(page=page, css=css)
+    return environment().get_template("page.html.j2").render(page=page, css=css, dark=canvas.DARK)

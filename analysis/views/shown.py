@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
 Fact = tuple[str, str]
 """A name and its value."""
-MOST_ROWS = 200
-"""Most rows of a table on a page (our choice); the file behind the table has all of them."""
 MOST_ON_A_LINE = 40
 """Most letters of a cell whose column is not broken into lines (our choice)."""
 MOST_LETTERS = 40_000
@@ -52,17 +50,6 @@ class Table:
     state: int | None = None
     folded: bool = False
     stacks: bool = False
-
-    @property
-    def first_rows(self) -> tuple[tuple[Cell, ...], ...]:
-        """The rows on a page."""
-        return self.rows[:MOST_ROWS]
-
-    @property
-    def remark(self) -> str:
-        """The note below the table, with the number of rows that are left out."""
-        left_out = f"The first {MOST_ROWS} of {len(self.rows):,} rows." if len(self.rows) > MOST_ROWS else ""
-        return f"{left_out} {self.note}".strip()
 
     @property
     def looks(self) -> tuple[str, ...]:
@@ -134,13 +121,7 @@ def environment() -> "Environment":
         keep_trailing_newline=True,
     )
     made.filters["kind"] = lambda block: type(block).__name__
-    made.filters["sentence"] = _sentence
     return made
-
-
-def _sentence(line: str) -> str:
-    """A line with a capital if it begins with a plain word."""
-    return line[:1].upper() + line[1:] if line.partition(" ")[0].strip(",:").isalpha() else line
 
 
 def _cut(value: Any) -> Any:
