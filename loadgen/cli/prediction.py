@@ -118,7 +118,7 @@ def predicted_ladder(experiment: Experiment, say: Callable[[str], None] = quiet)
         drawn = replace(experiment, seed=drawn_seed(experiment.seed, number))
         runs.append(published_ladder.play(drawn, partial(played, drawn), quiet if number else say))
     verdict = PredictionVerdict(experiment=describe(experiment), exit_code=EXIT_OK)
-    return published_ladder.concluded(verdict, experiment, runs, "virtual")
+    return published_ladder.concluded(verdict, experiment, runs)
 
 
 def level_seconds(experiment: Experiment) -> list[float] | None:

@@ -230,7 +230,7 @@ class LadderStudy(Study):
         void = {number: line.void for lines in levels_by_run for number, line in lines if line.void}
         evidence = f"{len(played)} runs, each of a service deployed anew"
         verdict = replace(verdict, windows=(), evidence=evidence, remedy="")
-        return concluded(verdict, self.experiment, [each.figures[0] for each in played], "wall", void)
+        return concluded(verdict, self.experiment, [each.figures[0] for each in played], void)
 
 
 class PlayLadder(Job):
@@ -251,7 +251,7 @@ class PlayLadder(Job):
         void = {number: verdict.reason for number, verdict in judgements if not verdict.valid}
         evidence = f"{len(windows.outcomes)} closed loops in {driver.elapsed_s():.0f} s"
         verdict = replace(verdicts.seen_verdict(self.experiment, driver, evidence), clock="wall")
-        return concluded(verdict, self.experiment, [figures], "wall", void)
+        return concluded(verdict, self.experiment, [figures], void)
 
 
 def _offered(driver: Driver, number: int, level: LevelPlan) -> pa.Table:
@@ -269,11 +269,10 @@ def concluded(
     verdict: Verdict,
     experiment: Experiment,
     runs: Sequence[Sequence[LevelFigures]],
-    clock: str,
     void: Mapping[int, str] | None = None,
 ) -> Verdict:
     """The verdict with the ladder of all runs; `void` maps void levels to their reasons."""
-    ladder, void = figures(experiment, runs, clock, void), void or {}
+    ladder, void = figures(experiment, runs, void), void or {}
     failing = sum(line.status == "FAILING" for line in ladder.levels)
     code, reason = summary.EXIT_OK, ""
     if void:
@@ -288,10 +287,7 @@ def concluded(
 
 
 def figures(
-    experiment: Experiment,
-    runs: Sequence[Sequence[LevelFigures]],
-    clock: str,
-    void: Mapping[int, str] | None = None,
+    experiment: Experiment, runs: Sequence[Sequence[LevelFigures]], void: Mapping[int, str] | None = None
 ) -> LadderFigures:
     """The figures of all runs; each level is compared with the previous one of its phase."""
     progressive, subject, plans = experiment.progressive, published_model_of(experiment), levels(experiment)
@@ -310,10 +306,10 @@ def figures(
         prompts=progressive.prompts,
         lengths=progressive.lengths,
         runs=len(runs),
-        clock=clock,
+        clock=_clock(experiment),
         as_published=progressive.as_published,
         caution="; ".join(filter(None, [_caution(experiment), *kernels.kernel_lines(experiment)])),
-        how=_settings(progressive, len(runs), clock),
+        how=_settings(experiment, len(runs)),
         levels=tuple(lines),
         figures=tuple(map(tuple, runs)),
         rms=fit,
@@ -337,8 +333,13 @@ def _caution(experiment: Experiment) -> str:
     )
 
 
-def _settings(progressive: Progressive, runs: int, clock: str) -> str:
+def _clock(experiment: Experiment) -> str:
+    return "virtual" if is_virtual(experiment) else "wall"
+
+
+def _settings(experiment: Experiment, runs: int) -> str:
     """The benchmark's settings in one line."""
+    progressive, clock = experiment.progressive, _clock(experiment)
     times = "" if progressive.profile == "default" else f" x {progressive.multiplier:g}"
     counts = f"the paper's request counts{times}"
     if progressive.requests_per_user:
@@ -350,8 +351,7 @@ def _settings(progressive: Progressive, runs: int, clock: str) -> str:
 def plan_lines(experiment: Experiment, seconds: Sequence[float] | None) -> list[str]:
     """The plan, a line for each level; `seconds` are the engine model's times of the levels."""
     plans, progressive = levels(experiment), experiment.progressive
-    clock = "virtual" if is_virtual(experiment) else "wall"
-    lines = [f"# {experiment.model.name}: {_settings(progressive, progressive.runs, clock)}"]
+    lines = [f"# {experiment.model.name}: {_settings(experiment, progressive.runs)}"]
     lines += [f"# {line}" for line in kernels.kernel_lines(experiment)]
     for number, level in enumerate(plans):
         images = f" ({level.image_tokens} of them image)" if level.image_tokens else ""

@@ -210,13 +210,10 @@ def draw_lengths(
         case "mixture":
             shares = np.array(lengths.weights)
             return rng.choice(np.array(lengths.values, dtype=np.int64), size=count, p=shares / shares.sum())
-        case "empirical":
-            assert recorded is not None, "empirical lengths come from a trace"
-            return recorded
         case "fixed":
             return np.full(count, lengths.mean, dtype=np.int64)
-        case "conversation":
-            raise ValueError("the lengths of conversations come from their population")
+    assert recorded is not None, f"{lengths.kind} lengths come from a trace or a population"
+    return recorded
 
 
 def draw_images(images: Images, count: int, rng: np.random.Generator) -> Ints | None:
@@ -252,13 +249,10 @@ def longest_tokens(lengths: Lengths, recorded: Ints | None = None) -> int:
             return 2 * lengths.mean - _lowest(lengths)
         case "mixture":
             return max(lengths.values)
-        case "empirical":
-            assert recorded is not None, "empirical lengths come from a trace"
-            return int(recorded.max())
         case "fixed":
             return lengths.mean
-        case "conversation":
-            raise ValueError("the lengths of conversations come from their population")
+    assert recorded is not None, f"{lengths.kind} lengths come from a trace or a population"
+    return int(recorded.max())
 
 
 def _lowest(lengths: Lengths) -> int:

@@ -152,7 +152,7 @@ def test_the_workloads_lengths_are_asked_of_every_model_and_nothing_published_st
     alias = of(name, "progressive.lengths=workload", "workload=chat_5600_140", "model.name=another")
     other = published_ladder.levels(alias)
     assert [level.answers.tolist() for level in other] == [level.answers.tolist() for level in levels]
-    found = to_tree(published_ladder.figures(asked, [[FIGURES] * len(levels)], "virtual"))
+    found = to_tree(published_ladder.figures(asked, [[FIGURES] * len(levels)]))
     assert (found["fit_rms"], found["rms"]) == (None, None)
     assert "lengths of its own" in found["caution"]
 
@@ -179,7 +179,7 @@ def test_rows_stand_beside_what_was_published_whatever_it_is_called(name: str, c
     assert [level.prompt_tokens for level in levels] == [
         level.prompt_tokens for level in published_ladder.levels(shipped)
     ]
-    found = to_tree(published_ladder.figures(asked, [[FIGURES] * len(levels)], "virtual"))
+    found = to_tree(published_ladder.figures(asked, [[FIGURES] * len(levels)]))
     assert "nothing stands beside these" in found["caution"]
 
 
@@ -199,7 +199,7 @@ def concluded(
 ) -> dict[str, Any]:
     """The tree of a ladder that was played."""
     begun = PredictionVerdict(experiment=describe(experiment), clock="wall", calibration="", exit_code=0)
-    return to_tree(published_ladder.concluded(begun, experiment, runs, "wall", void))
+    return to_tree(published_ladder.concluded(begun, experiment, runs, void))
 
 
 def rows(*of: dict[str, Any]) -> pa.Table:
@@ -291,8 +291,8 @@ def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:
         assert f"{failing} levels are FAILING" in text_of(tree)
         ladder = from_tree(PredictionVerdict, tree, "a test").progressive
         assert ladder and judged.rows([("a model", ladder)]).num_rows == levels
-    assert (published_ladder.figures(asked, [[good] * levels], "wall").rms or 0.0) > 0
-    assert published_ladder.figures(asked, [[good] * levels], "wall", {3: "late"}).rms is None
+    assert (published_ladder.figures(asked, [[good] * levels]).rms or 0.0) > 0
+    assert published_ladder.figures(asked, [[good] * levels], {3: "late"}).rms is None
 
 
 class Played:
