@@ -85,8 +85,10 @@ class LoadActor(Worker):
         """Build what is slow, freeze the garbage collector, and return where this actor is."""
         node, address = self.node()
         try:
-            asks, model = plan.experiment, plan.experiment.model
-            prompts = Prompts(asks.workload, model.served_name, model.vocab, plan.salt, asks.target)
+            experiment, model = plan.experiment, plan.experiment.model
+            prompts = Prompts(
+                experiment.workload, model.served_name, model.vocab, plan.salt, experiment.target
+            )
             self._shards = [
                 ArrowStream(folder / f"{name(client_id)}.arrow"),
                 ArrowStream(folder / f"{name(client_id)}.health.arrow", records.CLIENTS),

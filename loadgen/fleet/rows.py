@@ -67,9 +67,6 @@ class GapRecord:
         return columns
 
 
-EVERY_GAP = GapRecord()
-
-
 def _gaps(exchanges: Sequence[Exchange], scale: float) -> pa.Array:
     """The gaps of each request as one list column, their bytes copied once; null while in flight."""
     ends = np.cumsum([0, *(len(exchange.gaps_us) for exchange in exchanges)], dtype=np.int32)

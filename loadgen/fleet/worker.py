@@ -228,7 +228,7 @@ class Worker:
         self._client.start(exchange, body, plan.stream, session)
         if exchange.sent_ns is not None:
             ready_ns = plan.due_ns if plan.free_ns is None else plan.free_ns
-            self._sampler.sent(exchange.sent_ns - self._clock.monotonic_ns(ready_ns))
+            self._sampler.second.lags_ns.append(exchange.sent_ns - self._clock.monotonic_ns(ready_ns))
 
     def _give_up_waiting(self, session: int | None = None) -> None:
         """End turns that waited for as long as a request may last: their users have gone."""
@@ -244,7 +244,7 @@ class Worker:
             exchange.end_ns = time.monotonic_ns()
             plan.free_ns = self._clock.run_ns(exchange.end_ns)
         elif kind != "retracted":
-            self._sampler.missed()
+            self._sampler.second.missed += 1
         self._log.add((plan, exchange))
 
     async def _tick(self) -> None:
@@ -267,9 +267,10 @@ class Worker:
         attempt = self._in_flight.pop(exchange.seq)
         plan = attempt[0]
         self._log.add(attempt)
-        self._sampler.ended(exchange.reads, exchange.events)
-        if exchange.status == "missed":  # out of files or ports
-            self._sampler.missed()
+        second = self._sampler.second
+        second.reads += exchange.reads
+        second.events += exchange.events
+        second.missed += exchange.status == "missed"  # out of files or ports
         if plan.character >= 0:
             self._give_up_waiting(plan.session)
             if (turn := self._turns.next_of(plan.session)) is not None:

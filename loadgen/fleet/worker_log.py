@@ -123,8 +123,11 @@ def _schedstat() -> tuple[int, int]:
 
 
 @dataclass(slots=True)
-class _Second:
-    """Counts since `since_ns`; `cpu_ns` and `ran` (this thread ran and waited, ns) are the readings then."""
+class Second:
+    """Counts since `since_ns`: lags of sends, requests that were not sent, reads and events of answers.
+
+    `cpu_ns` and `ran` (this thread ran and waited, ns) are the readings then.
+    """
 
     since_ns: int = field(default_factory=time.monotonic_ns)
     cpu_ns: int = field(default_factory=time.process_time_ns)
@@ -140,31 +143,18 @@ class _Second:
 
 
 class HealthSampler:
-    """Counts what happens in a second; `sample` closes it. Call it from the loop's own thread."""
+    """Counts what happens in a `second`; `sample` closes it. Call it from the loop's own thread."""
 
     def __init__(self, client_id: int, clock: Clock) -> None:
         self._client_id = client_id
         self._clock = clock
-        self._second = _Second()
+        self.second = Second()
         self._gc_began_ns = 0
-
-    def sent(self, lag_ns: int) -> None:
-        """Count a request that was sent `lag_ns` after its due time."""
-        self._second.lags_ns.append(lag_ns)
-
-    def missed(self) -> None:
-        """Count a request that was not sent at all."""
-        self._second.missed += 1
-
-    def ended(self, reads: int, events: int) -> None:
-        """Count an answer that took so many reads for so many events."""
-        self._second.reads += reads
-        self._second.events += events
 
     def woke(self, late_ns: int, in_flight: int) -> None:
         """Count a regular wake-up of the loop that came `late_ns` late, with `in_flight` requests open."""
-        self._second.stall_ns = max(self._second.stall_ns, late_ns)
-        self._second.in_flight.append(in_flight)
+        self.second.stall_ns = max(self.second.stall_ns, late_ns)
+        self.second.in_flight.append(in_flight)
 
     @contextmanager
     def watch_gc(self) -> Iterator[None]:
@@ -177,23 +167,23 @@ class HealthSampler:
 
     def sample(self) -> dict[str, Any]:
         """The row of the time since the last sample."""
-        second, self._second = self._second, _Second()
-        span_ns, clock = max(1, self._second.since_ns - second.since_ns), self._clock
+        second, self.second = self.second, Second()
+        span_ns, clock = max(1, self.second.since_ns - second.since_ns), self._clock
         run_ns, queued_ns = (
-            after - before for before, after in zip(second.ran, self._second.ran, strict=True)
+            after - before for before, after in zip(second.ran, self.second.ran, strict=True)
         )
         lags_ms = np.quantile(second.lags_ns, [0.5, 0.99, 1.0]) / 1e6 if second.lags_ns else [None] * 3
         return {
             "client_id": self._client_id,
-            "at": (clock.wall_ns + self._second.since_ns - clock.epoch_ns) // 1000,
-            "clock_ns": clock.run_ns(self._second.since_ns),
+            "at": (clock.wall_ns + self.second.since_ns - clock.epoch_ns) // 1000,
+            "clock_ns": clock.run_ns(self.second.since_ns),
             "span_s": span_ns * clock.scale / NS,
             "sends": len(second.lags_ns),
             "missed": second.missed,
             "in_flight": second.in_flight[-1] if second.in_flight else None,
             "in_flight_mean": float(np.mean(second.in_flight)) if second.in_flight else None,
             **dict(zip(("lag_p50_ms", "lag_p99_ms", "lag_max_ms"), lags_ms, strict=True)),
-            "cpu_share": (self._second.cpu_ns - second.cpu_ns) / span_ns,
+            "cpu_share": (self.second.cpu_ns - second.cpu_ns) / span_ns,
             "run_share": run_ns / (run_ns + queued_ns) if run_ns + queued_ns > 0 else None,
             "stall_ms": second.stall_ns / 1e6,
             "gc_pauses": second.gc_pauses,
@@ -206,5 +196,5 @@ class HealthSampler:
         if phase == "start":
             self._gc_began_ns = time.monotonic_ns()
         elif self._gc_began_ns:
-            self._second.gc_pauses += 1
-            self._second.gc_ns += time.monotonic_ns() - self._gc_began_ns
+            self.second.gc_pauses += 1
+            self.second.gc_ns += time.monotonic_ns() - self._gc_began_ns

@@ -21,7 +21,7 @@ from loadgen.predict.uncertainty import MANY_DRAWS, Z95, ParallelMap, interval_e
 from loadgen.traffic.schedule import Floats
 
 Predict = Callable[[Experiment], PredictionVerdict]
-Asked = tuple[PredictionVerdict, Experiment]
+Answered = tuple[PredictionVerdict, Experiment]
 """A cell's answer, and the experiment that was asked for."""
 
 
@@ -69,7 +69,7 @@ def predicted(
 ) -> GridVerdict:
     """The verdict of a grid: every cell with its answer, and its ratio to the first cell that has one."""
     answers = iter(parallel_map(predict, [cell.experiment for cell in cells if cell.experiment]))
-    first: Asked | None = None
+    first: Answered | None = None
     rows: list[GridCell] = []
     for cell in cells:
         if cell.experiment is None:
@@ -89,7 +89,7 @@ def predicted(
     )
 
 
-def ratio(second: Asked, first: Asked) -> Estimate:
+def ratio(second: Answered, first: Answered) -> Estimate:
     """Capacity, or a replay's output tok/s, over the first cell's, draw by draw: common constants err alike.
 
     If the numbers of draws differ, over all pairs. Noise is added as if the requests differed: rather too
@@ -127,7 +127,7 @@ def _differences(ours: Sequence[float], theirs: Sequence[float]) -> Floats:
     return pairs
 
 
-def _moved(second: Asked, first: Asked) -> Sequence[float]:
+def _moved(second: Answered, first: Answered) -> Sequence[float]:
     """ln ratio over its estimate, draw by draw; in many more draws where these show how it answers."""
     drawn = [draw.forecast and draw.forecast.of_capacity for draw, _ in (second, first)]
     ours, theirs = ((draw and draw.ln_ratios) or (0.0,) for draw in drawn)

@@ -21,7 +21,7 @@ from loadgen.drive.prepared_load import load_prepared
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.process import ClockOffset, whose_clock
-from loadgen.fleet.rows import EVERY_GAP, Clock, ServerWords, batch, plan_table
+from loadgen.fleet.rows import Clock, GapRecord, ServerWords, batch, plan_table
 from loadgen.fleet.target import FleetError
 from loadgen.fleet.worker import Worker
 from loadgen.fleet.worker_log import HealthSampler
@@ -121,7 +121,7 @@ def test_the_runs_clock_and_the_real_one_are_both_in_the_row() -> None:
     seen.engine = {"first_token_us": 70_000, "last_token_us": 113_000}
     seen.gaps_us.append(10_000)
     assert clock.run_ns(clock.monotonic_ns(plan.due_ns)) == plan.due_ns
-    rows = batch([(plan, seen)], clock, 0, gaps=EVERY_GAP, words=ServerWords())
+    rows = batch([(plan, seen)], clock, 0, gaps=GapRecord(), words=ServerWords())
     (row,) = rows.to_pylist()
     offsets_ms = [row[f"{name}_offset_ns"] / MS for name in ("send", "first_token", "last_token", "end")]
     assert offsets_ms == [5, 100, 150, 155]
@@ -237,7 +237,7 @@ def test_over_http_the_engines_own_times_are_those_of_the_virtual_clock(tmp_path
 def test_a_beat_covers_seconds_of_the_run() -> None:
     began_ns = time.monotonic_ns()
     sampler = HealthSampler(0, Clock(began_ns, 0, FAST))
-    sampler.sent(2 * MS)
+    sampler.second.lags_ns.append(2 * MS)
     time.sleep(0.02)
     beat = sampler.sample()
     assert beat["clock_ns"] / FAST == pytest.approx(beat["at"] * 1000, abs=1001), (

@@ -19,7 +19,7 @@ from analysis.rows.records import CLIENTS, SERVER, read_stream
 from conf.specs.experiment import Slo
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
-from loadgen.fleet.rows import EVERY_GAP, Clock, ServerWords, batch
+from loadgen.fleet.rows import Clock, GapRecord, ServerWords, batch
 from loadgen.run.run_folder import RunFolder
 from loadgen.traffic.schedule import PHASES, ArrivalSchedule, Planned
 
@@ -222,7 +222,7 @@ def naming(count: int, first: int = 0) -> pa.RecordBatch:
         exchange = Exchange(seq, 1, sent_ns=0, first_token_ns=1, last_token_ns=1, end_ns=2, status="ok")
         exchange.replica_id, exchange.finish_reason = f"r{seq}", f"because {seq}"
         flights.append((Planned(seq, 0, "window", seq, 4, 1), exchange))
-    return batch(flights, Clock(0, 0), 0, gaps=EVERY_GAP, words=ServerWords())
+    return batch(flights, Clock(0, 0), 0, gaps=GapRecord(), words=ServerWords())
 
 
 def plan(folder: RunFolder, count: int) -> None:

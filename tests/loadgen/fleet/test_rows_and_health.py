@@ -27,7 +27,7 @@ from loadgen.fleet import process, worker_log
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.process import NO_LIMIT, SPARE_FILES, Limits, WatchedProcess
-from loadgen.fleet.rows import EVERY_GAP, Clock, GapRecord, ServerWords, batch
+from loadgen.fleet.rows import Clock, GapRecord, ServerWords, batch
 from loadgen.fleet.worker_log import HealthSampler, RequestLog
 from loadgen.traffic.schedule import Planned
 from tests.support.machine.patience import PATIENCE_S
@@ -61,10 +61,8 @@ def test_a_report_is_repeated_until_it_was_received(tmp_path: Path) -> None:
 
 def test_a_second_counts_what_happened_in_it_and_no_more() -> None:
     sampler = HealthSampler(3, Clock(time.monotonic_ns(), 1_000_000_000))
-    for lag_ns in (1_000_000, 3_000_000, 2_000_000):
-        sampler.sent(lag_ns)
-    sampler.missed()
-    sampler.ended(reads=10, events=12)
+    sampler.second.lags_ns += [1_000_000, 3_000_000, 2_000_000]
+    sampler.second.missed, sampler.second.reads, sampler.second.events = 1, 10, 12
     for late_ns, in_flight in ((5_000_000, 4), (-1_000, 2)):
         sampler.woke(late_ns, in_flight)
     first, second = sampler.sample(), sampler.sample()
@@ -174,7 +172,7 @@ def test_milliseconds_of_the_server_are_microseconds_of_the_row_and_milliseconds
     answered = exchange()
     answered.status, answered.queue_ms = "ok", told_ms
     plan = Planned(0, 0, "window", 0, 5, 1)
-    rows = pa.Table.from_batches([batch([(plan, answered)], Clock(0, 0), 0, EVERY_GAP, ServerWords())])
+    rows = pa.Table.from_batches([batch([(plan, answered)], Clock(0, 0), 0, GapRecord(), ServerWords())])
     assert rows["queue_us"].to_pylist() == [queue_us]
     (queue_ms,) = metrics.queue(rows)
     assert math.isnan(queue_ms) if queue_us is None else queue_ms == queue_us / 1000

@@ -25,7 +25,7 @@ from loadgen.fleet import http_client, http_connection
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.http_connection import Connection
-from loadgen.fleet.rows import EVERY_GAP, Clock, ServerWords, batch
+from loadgen.fleet.rows import Clock, GapRecord, ServerWords, batch
 from loadgen.traffic.schedule import NS, Planned
 from tests.support.servers.plans import client_plan
 
@@ -327,7 +327,7 @@ def answers(reads: Sequence[Read], monkeypatch: pytest.MonkeyPatch, count: int =
         return Line(reads).exchange(monkeypatch)
 
     attempts = [(Planned(0, 0, "window", 0, PROMPT, TOKENS), asyncio.run(exchange()))] * count
-    made = pa.Table.from_batches([batch(attempts, Clock(0, 0), 0, EVERY_GAP, ServerWords())])
+    made = pa.Table.from_batches([batch(attempts, Clock(0, 0), 0, GapRecord(), ServerWords())])
     return made.select(records.PROGRESS.names)
 
 
