@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 from analysis.live.address import Address
@@ -209,7 +210,7 @@ def left(path: Path) -> str:
     before, search = resumption.continued(run), saved_experiment(path).search
     plans = [window.plan for window in before.windows]
     rates = [plan.rate_qps for plan in plans if plan.kind == "window"]
-    budget_s = search.budget_s * (longer_at(rates[-1]) if rates else 1.0)
+    budget_s = search.budget_s * (longer_at(fmean(rates)) if rates else 1.0)
     left_s = max(0.0, budget_s - before.elapsed_s) + search.confirm_s
     return f"# {len(before.windows)} finished windows, {left_s:.0f} s of load left"
 

@@ -4,10 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analysis.rows.failures import NEARLY_ALL
 from conf import Experiment
 from conf.specs.experiment import Search
-from loadgen.search.window_plan import MeasuredWindow, Start, overloaded, share_over
+from loadgen.search.window_plan import MeasuredWindow, Start, nearly_all_failed, overloaded
 
 RAMP_SHARE = 1 / 3
 """Largest share of a budget that the ramp takes: without windows there is no answer."""
@@ -21,6 +20,8 @@ others than these (our choice, simulated with answers of four minutes)."""
 LEAST_QPS, MOST_LONGER = 1.0, 8.0
 """Rate per node below which a budget counts requests, as many as come at this rate in its seconds, and how
 many times as long it may be for that: an answer of +-10 % takes some hundred requests around the capacity."""
+TOO_HIGH = 3.0
+"""How many times too high a guess may be for the budget to follow the rate down (our choice)."""
 LONG_WINDOWS = 5
 """Fewest windows in the budget of long answers: two leave an end open too often (simulated)."""
 
@@ -42,15 +43,17 @@ def longer_at(rate_qps: float) -> float:
 
 
 def _rate_qps(spec: Search, start: Start, outcomes: Sequence[MeasuredWindow]) -> float:
-    """The rate per node that a search is about: of its last window without an overload, else the lower one of
-    the last window's and the guess. Where nearly all is over a bound no rate may be low enough.
+    """The rate per node that a search is about: the mean over its windows without an overload.
+
+    Before there is any the guess, or the last window's rate if that is lower, but not where nearly all
+    requests fail: then no rate may be low enough.
     """
-    windows = [o for o in outcomes if o.plan.kind == "window" and share_over(o) < NEARLY_ALL]
-    steady = [outcome.plan.rate_qps for outcome in windows if not overloaded(outcome)]
-    if steady:
-        return steady[-1]
-    guess = start.prediction_qps if spec.start == "prediction" else start.roofline_qps
-    return min([guess or LEAST_QPS, *(outcome.plan.rate_qps for outcome in windows[-1:])])
+    windows = [o for o in outcomes if o.plan.kind == "window" and not nearly_all_failed(o.counts)]
+    steady = [outcome for outcome in windows if not overloaded(outcome)]
+    if seconds := sum(outcome.counts.seconds for outcome in steady):
+        return sum(outcome.plan.rate_qps * outcome.counts.seconds for outcome in steady) / seconds
+    guess = (start.prediction_qps if spec.start == "prediction" else start.roofline_qps) or LEAST_QPS
+    return min([guess, *(max(outcome.plan.rate_qps, guess / TOO_HIGH) for outcome in windows[-1:])])
 
 
 def paced(spec: Search, answer_s: float, longest_s: float) -> Search:
@@ -74,11 +77,15 @@ def longest_answer_s(outcomes: Sequence[MeasuredWindow]) -> float:
 
 
 def lasting_s(start: Start, outcomes: Sequence[MeasuredWindow]) -> float:
-    """Median life of an answer in the last window that was not bad; 0 while nothing is known.
+    """Median life of an answer in the last window without an overload; 0 while nothing is known.
 
     Within the bounds no answer lasts longer than `Start.answer_s`: one that does is part of an overload.
     """
-    steady = [outcome.counts for outcome in outcomes if not (outcome.bad or outcome.felt_a_loss)]
+    steady = [
+        outcome.counts
+        for outcome in outcomes
+        if not (outcome.bad or overloaded(outcome) or outcome.felt_a_loss)
+    ]
     durations_s = [counts.median_e2e_s for counts in steady if counts.median_e2e_s is not None]
     return min(durations_s[-1], start.answer_s or math.inf) if durations_s else 0.0
 

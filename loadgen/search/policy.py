@@ -45,9 +45,8 @@ CLEAN_STEP, MOST_CLEAN_STEP, BELOW_OVERLOAD = 0.05, 0.4, 0.05
 """ln step after a clean window, doubled with each more in a row; its largest value; and the
 ln distance that is kept below a rate that was overloaded."""
 STEP_UP, STEP_DOWN, MOST_DOWN = 0.10, 0.20, 0.8
-"""Largest ln steps above a window that was not clean, and below any; while all missed a bound, the one
-down doubles from the third on, up to `MOST_DOWN`, for nothing is known below all of them; from the second on
-while all were overloaded."""
+"""Largest ln steps above a window that was not clean, and below any. While all missed a bound, the step down
+is no smaller from the third on, or from the second while all were overloaded, and doubles up to the last."""
 MISSED_SHARE = 0.2
 """Share over a bound above which a window missed it, and not by chance."""
 
@@ -69,12 +68,13 @@ def next_rate(begin: FirstWindow, windows: Sequence[MeasuredWindow]) -> tuple[fl
     higher = min(_raised(windows, clean), capacity.high if known else math.inf)
     if clean and higher > wanted:
         return higher, f"{reason}, climbing: {clean} in a row kept the bounds"
+    # Nothing is known below windows that all missed a bound, least of all that a rate above them keeps it.
+    missed, chances = _in_a_row(windows, missed_bound), 2 if all(map(overloaded, windows)) else 3
+    if missed == len(windows) >= chances:
+        down = min(STEP_DOWN * 2 ** (missed - chances), MOST_DOWN)
+        return min(wanted, before * math.exp(-down)), f"{reason}, going down: all {missed} missed a bound"
     if wanted > (most := before * math.exp(MOST_CLEAN_STEP if clean else STEP_UP)):
         return most, f"{reason}, held back to a small step up"
-    missed, chances = _in_a_row(windows, missed_bound), 1 if all(map(overloaded, windows)) else 2
-    down = min(STEP_DOWN * 2 ** max(0, missed - chances), MOST_DOWN)
-    if missed == len(windows) > chances:
-        return min(wanted, before * math.exp(-down)), f"{reason}, going down: all {missed} missed a bound"
     if wanted < (least := before * math.exp(-STEP_DOWN)):
         return least, f"{reason}, held back to a small step down"
     return wanted, reason
