@@ -77,17 +77,15 @@ def longest_answer_s(outcomes: Sequence[MeasuredWindow]) -> float:
 
 
 def lasting_s(start: Start, outcomes: Sequence[MeasuredWindow]) -> float:
-    """Median life of an answer in the last window without an overload; 0 while nothing is known.
+    """Median life of an answer in the last window that was not bad; 0 while nothing but overloads is known.
 
     Within the bounds no answer lasts longer than `Start.answer_s`: one that does is part of an overload.
     """
-    steady = [
-        outcome.counts
-        for outcome in outcomes
-        if not (outcome.bad or overloaded(outcome) or outcome.felt_a_loss)
-    ]
-    durations_s = [counts.median_e2e_s for counts in steady if counts.median_e2e_s is not None]
-    return min(durations_s[-1], start.answer_s or math.inf) if durations_s else 0.0
+    seen = [outcome for outcome in outcomes if not (outcome.bad or outcome.felt_a_loss)]
+    lives_s = [outcome.counts.median_e2e_s for outcome in seen if outcome.counts.median_e2e_s is not None]
+    if not lives_s or all(map(overloaded, seen)):
+        return 0.0
+    return min(lives_s[-1], start.answer_s or math.inf)
 
 
 def within_bounds(spec: Search, rate: float) -> float:
