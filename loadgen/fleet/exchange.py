@@ -9,7 +9,6 @@ import re
 from array import array
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 from conf.io.http_get import SUCCESSES
 from conf.io.one_line import one_line
@@ -40,13 +39,6 @@ KEPT_BYTES = 2**18
 END = b'"'
 """Ends the text of each event in what is kept."""
 _ESCAPE = re.compile(rb"\\(?:u[0-9a-fA-F]{4}|.)")
-
-
-class TokenCounts(NamedTuple):
-    """Tokens that had come with the first read, and tokens that the streamed text accounts for."""
-
-    first_read: int
-    streamed: int
 
 
 @dataclass(slots=True)
@@ -82,20 +74,20 @@ class StreamedText:
         missing = tokens - self.events
         return missing if missing in (self.silent, self.silent + self.silent_end) else 0
 
-    def counts(self, tokens: int) -> TokenCounts:
-        """Counts of an answer for which the server counts so many tokens; the first is at least 1.
+    def counts(self, tokens: int) -> tuple[int, int]:
+        """Tokens that had come with the first read, at least 1, and tokens that the text accounts for.
 
-        Both are exact where each event is a token. Elsewhere the first read holds the server's own count at
-        that time, or its part of the text. All tokens are streamed, unless the text is too short for them:
-        then each event is one token.
+        The server counts `tokens`. Both are exact where each event is a token. Elsewhere the first read holds
+        the server's own count at that time, or its part of the text. All tokens are streamed, unless the text
+        is too short for them: then each event is one token.
         """
         if self.silent_tokens(tokens):
-            return TokenCounts(max(self.first_events + self.first_silent, 1), tokens)
+            return max(self.first_events + self.first_silent, 1), tokens
         missing = tokens - self.events
         if missing == 0 or (missing > 0 and self._hides(missing)):
-            return TokenCounts(max(self.first_events, 1), self.events)
+            return max(self.first_events, 1), self.events
         share = self.first_bytes / len(self.kept) if self.kept else 1.0
-        return TokenCounts(min(max(self.first_counted or round(share * tokens), 1), tokens), tokens)
+        return min(max(self.first_counted or round(share * tokens), 1), tokens), tokens
 
     def _hides(self, missing: int) -> bool:
         """True if the text is one token an event, so that so many tokens more cannot be in it.

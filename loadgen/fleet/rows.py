@@ -138,7 +138,9 @@ def batch(
     """Rows of schema `SHARD` for requests that ended, or are in flight (`pending`)."""
     plans = [plan for plan, _ in attempts]
     ends = [exchange for _, exchange in attempts]
-    counted = [exchange.text.counts(exchange.tokens) if exchange.events else None for exchange in ends]
+    counted = [
+        exchange.text.counts(exchange.tokens) if exchange.events else (None, None) for exchange in ends
+    ]
     columns = plan_columns(plans)
     due_ns = columns["due_ns"].to_numpy()
     columns |= {
@@ -159,8 +161,8 @@ def batch(
         "output_tokens": [exchange.tokens if exchange.events else None for exchange in ends],
         "events": [exchange.text.events for exchange in ends],
         "reads": [exchange.reads for exchange in ends],
-        "first_read_tokens": [None if counts is None else counts.first_read for counts in counted],
-        "streamed_tokens": [None if counts is None else counts.streamed for counts in counted],
+        "first_read_tokens": [first_read for first_read, _ in counted],
+        "streamed_tokens": [streamed for _, streamed in counted],
         "engine_steps": [(exchange.engine or {}).get("steps") for exchange in ends],
         "engine_late_steps": [(exchange.engine or {}).get("late_steps") for exchange in ends],
         "time_scale": np.full(len(plans), clock.scale),
