@@ -19,7 +19,7 @@ from conf.specs.engine import Engine
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine, Workload
 from loadgen.fleet.http_client import chosen
 from loadgen.predict import answer, replay
-from loadgen.predict.operating_point import PooledGaps, Simulated
+from loadgen.predict.operating_point import Simulated
 from loadgen.predict.uncertainty import DRAWS, ParallelMap
 from loadgen.run.progress import Emit
 from loadgen.search.window_plan import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
@@ -75,7 +75,7 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
         itl_s = late_gaps_s(served.token_s, outputs, experiment.slo.itl_within)
     if "itl_pooled" in metrics:
         within = np.delete(np.diff(served.token_s), np.cumsum(outputs)[:-1] - 1)
-        pooled = PooledGaps(within, outputs - 1)
+        pooled = (within, outputs - 1)
     times = served.sent_s, served.first_token_s, served.last_token_s, served.cached_tokens
     return Simulated(*times, served.work, replica, itl_s, pooled, served.queue_s)
 

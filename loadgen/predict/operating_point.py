@@ -48,24 +48,14 @@ class RoutingOutcome:
         return pa.table({"session_id": self.session, "replica_id": replica})
 
 
-class PooledGaps(NamedTuple):
-    """The gaps between the tokens of all requests in seconds, in order of arrival, and how many each has."""
-
-    gaps_s: Floats
-    counts: Ints
-
-    def within(self, inside: NDArray[np.bool_]) -> Floats:
-        """The gaps of the requests `inside`."""
-        return self.gaps_s[np.repeat(inside, self.counts)]
-
-
 class Simulated(NamedTuple):
     """Times of requests that have all ended, in order of arrival, in seconds of the virtual clock.
 
     `cached_tokens` of each prompt were in the prefix cache. `work` holds sums over the engines' steps.
     Requests of phase `warmup` may have no times (nan). In a closed loop they are `sent_s` as others end.
-    `own_itl_s` is a quantile of each request's gaps between tokens, `gaps` are all of them, where a bound
-    asks for it; `queue_s` is its time in the scheduler's queue, None where that is not known.
+    `own_itl_s` is a quantile of each request's gaps between tokens, `gaps` are those of all in order of
+    arrival and how many each request has, where a bound asks for it; `queue_s` is its time in the scheduler's
+    queue, None where that is not known.
     """
 
     sent_s: Floats
@@ -75,7 +65,7 @@ class Simulated(NamedTuple):
     work: Mapping[str, float]
     replica: Ints | None = None
     own_itl_s: Floats | None = None
-    gaps: PooledGaps | None = None
+    gaps: tuple[Floats, Ints] | None = None
     queue_s: Floats | None = None
 
 
@@ -294,7 +284,7 @@ class RateSimulator:
             served.work,
             float(np.nanmax(served.last_s, initial=edges_s[1])) - edges_s[1],
             outcome,
-            np.zeros(0) if served.gaps is None else served.gaps.within(inside),
+            np.zeros(0) if served.gaps is None else served.gaps[0][np.repeat(inside, served.gaps[1])],
         )
 
 

@@ -21,7 +21,7 @@ from loadgen.cli.engine_model import guess_qps, simulate
 from loadgen.predict import replay
 from loadgen.predict.answer import at_rate
 from loadgen.predict.draws import drawn, layout_name
-from loadgen.predict.operating_point import Effort, OperatingPoint, PooledGaps, RateSimulator
+from loadgen.predict.operating_point import Effort, OperatingPoint, RateSimulator
 from tests.support.runs.verdict_trees import predict, screen, text_of
 from tests.support.virtual.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, joint, unsure
 
@@ -53,11 +53,6 @@ def test_a_request_waits_in_the_queue_only_where_steps_are_full() -> None:
     queue = busy.latencies_ms["queue"]
     assert (queue >= 0).all() and (queue < busy.latencies_ms["ttft"]).all()
     assert (busy.quantile_ms("queue_p90") or 0.0) > 100.0
-
-
-def test_gaps_outside_the_window_are_left_out() -> None:
-    gaps = PooledGaps(np.array([1.0, 2.0, 3.0, 4.0]), np.array([2, 0, 1, 1]))
-    assert gaps.within(np.array([True, True, False, True])).tolist() == [1.0, 2.0, 4.0]
 
 
 @pytest.mark.parametrize("layout", ["dp8_attention_ep8", "1p1d_tp4_ep4"])
