@@ -14,7 +14,7 @@ from analysis.planning.plan import NoPlan, Plan
 from analysis.report import blocks, sections
 from analysis.report.blocks import Block, Code, Missing, Page, Section, figure_block, moment, value
 from analysis.results import locations, tables
-from analysis.results.experiment_facts import ExperimentFacts, describe
+from analysis.results.experiment_facts import ExperimentFacts
 from analysis.results.json_border import to_tree
 from analysis.results.locations import REPORT
 from analysis.results.runs import Run
@@ -37,7 +37,7 @@ RATES = "Every rate in QPS per node, latencies in ms, tokens/s per node (windows
 
 def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
-    verdict, claim, experiment, data = run.verdict, _answer(run), _asked(run), RunData(run, REPORTED)
+    verdict, claim, experiment, data = run.verdict, _answer(run), run.experiment, RunData(run, REPORTED)
     shown = [Section(exhibit.section, (figure_block(exhibit, data),)) for exhibit in figures.EXHIBITS]
     shown.append(sections.errors(data))
     every_rate = [rates.table(verdict.windows, verdict.experiment.slo)] if verdict and verdict.windows else []
@@ -90,7 +90,7 @@ def of_runs(runs: Sequence[Run]) -> Page:
     body = [
         Section("capacities", shown),
         *_beside(runs),
-        sections.definitions(_asked(runs[0]), None),
+        sections.definitions(runs[0].experiment, None),
     ]
     names = ", ".join(run.name for run in runs)
     changed = [line for run in runs for line in locations.altered(run.path)]
@@ -112,7 +112,7 @@ def _beside(runs: Sequence[Run]) -> list[Section]:
             shared = [exhibit for exhibit in figures.EXHIBITS if exhibit.name in MAIN]
             drawn = [figure_block(exhibit, data, f"{place}-") for exhibit in shared]
         shown = (_answer(run), *trust, *drawn, *sections.origin(run))
-        body.append(Section(f"run-{place}", shown, f"Run {run.name}", _subtitle(run, _asked(run))))
+        body.append(Section(f"run-{place}", shown, f"Run {run.name}", _subtitle(run, run.experiment)))
     return body
 
 
@@ -135,12 +135,6 @@ def _answer(opened: Run | Study) -> Answer:
 def _altered(differences: Sequence[str]) -> Answer:
     headline = "No capacity is claimed: its files are not as they were written"
     return Answer("ALTERED", "bad", headline, notes=tuple(differences[: locations.MOST_NAMED]))
-
-
-def _asked(run: Run) -> ExperimentFacts:
-    if run.verdict:
-        return run.verdict.experiment
-    return describe(run.config)
 
 
 def _heading(experiment: ExperimentFacts, verb: str) -> str:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from analysis.capacity import window_table
 from analysis.results import locations
+from analysis.results.experiment_facts import ExperimentFacts, describe
 from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import from_tree
 from analysis.results.locations import RunError as RunError
@@ -71,6 +72,11 @@ class Run:
         """The saved configuration, read once. Raises ConfigError if it does not make an experiment."""
         with _readable(self.path):
             return load(base=_plain(self.path / "config.yaml"))
+
+    @property
+    def experiment(self) -> ExperimentFacts:
+        """What was run: as the verdict has it, or by the configuration of a run without one."""
+        return self.verdict.experiment if self.verdict else describe(self.config)
 
     def answer(self) -> "Answer":
         """The verdict as `python -m analysis show` prints it, of a killed run how far it came; Jupyter shows

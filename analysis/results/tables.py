@@ -10,7 +10,6 @@ import pyarrow as pa
 from analysis.capacity import window_table
 from analysis.capacity.window_counts import in_window
 from analysis.results import summary
-from analysis.results.experiment_facts import describe
 from analysis.results.runs import Run, RunError
 from analysis.rows import metrics, parquet
 from analysis.rows.metrics import METRICS, Metric
@@ -109,8 +108,7 @@ def capacity_table(runs: Sequence[Run]) -> pa.Table:
 
 
 def _capacity_line(run: Run) -> Mapping[str, object]:
-    verdict, capacity = run.verdict, run.capacity
-    experiment = verdict.experiment if verdict else describe(run.config)
+    verdict, capacity, experiment = run.verdict, run.capacity, run.experiment
     counted = verdict.requests if verdict else None
     line = {
         "run": run.name,
