@@ -5,6 +5,7 @@
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -135,7 +136,7 @@ def progressive(arguments: argparse.Namespace) -> int:
 def _ladder_experiment(words: Sequence[str], arguments: argparse.Namespace) -> Experiment:
     """One model's experiment with the workload of its levels, of which even the longest fits."""
     experiment = checked_experiment(arguments.verb, words, arguments.config)
-    experiment = published_ladder.with_level_workload(experiment)
+    experiment = replace(experiment, workload=published_ladder.workload(experiment))
     refuse_misfit(published_ladder.longest(experiment))
     return experiment
 

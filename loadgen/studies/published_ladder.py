@@ -176,11 +176,6 @@ def workload(experiment: Experiment) -> Workload:
     return Workload("progressive", *text, "chat", images=images, tokenizer=old.tokenizer)
 
 
-def with_level_workload(experiment: Experiment) -> Experiment:
-    """The experiment with the workload of its levels."""
-    return replace(experiment, workload=workload(experiment))
-
-
 def longest(experiment: Experiment) -> Experiment:
     """The experiment with the longest request of any level as its workload, to check that it fits."""
     most = max(level.prompt_tokens + int(level.answers.max()) for level in levels(experiment))

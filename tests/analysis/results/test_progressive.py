@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ PUBLISHED = published_tables.published_rows()
 
 @cache
 def ready(*words: str) -> Experiment:
-    return published_ladder.with_level_workload(experiment_of("progressive", words, None))
+    experiment = experiment_of("progressive", words, None)
+    return replace(experiment, workload=published_ladder.workload(experiment))
 
 
 def of(subject: str, *words: str) -> Experiment:

@@ -220,8 +220,6 @@ def test_a_prediction_honours_nodes_and_one_rate() -> None:
         10.0,
         36000.0,
     )
-    with pytest.raises(ConfigError, match="duration_s belongs to probe"):
-        experiment_of("predict", ["rate_qps=10", "duration_s=5"], None)
 
 
 def test_plain_columns_have_the_latencies_of_the_request_table() -> None:

@@ -83,10 +83,6 @@ class Site:
         return from_tree(RunVerdict, tree, folder.path)
 
 
-def left(path: Path) -> str:
-    return measuring.left(path)
-
-
 def asked(out: Path, *words: str) -> Experiment:
     return load(["search=standard", f"out={out}", "run=one", *words])
 
@@ -172,15 +168,15 @@ def test_a_vetoed_part_ends_the_study_for_good(tmp_path: Path) -> None:
     assert "vetoes the answer" in concluded(path) and "to go on" not in concluded(path) + concluded(
         path / "deployment-2"
     )
-    assert left(path) == f"# {path} has ended: nothing to resume"
+    assert measuring.left(path) == f"# {path} has ended: nothing to resume"
 
 
 def test_the_plan_of_a_resumed_study_counts_what_ended_well_only(tmp_path: Path) -> None:
     ran(asked(tmp_path, "search.deployments=2"), Site({"deployment-2": 5}))
-    assert left(tmp_path / "one") == "# 1 of 2 parts have ended; left: deployment-2"
+    assert measuring.left(tmp_path / "one") == "# 1 of 2 parts have ended; left: deployment-2"
     (tmp_path / "one" / "study.json").write_text("[]")
     with pytest.raises(RunError, match="study.json is broken: it holds no object"):
-        left(tmp_path / "one")
+        measuring.left(tmp_path / "one")
 
 
 def test_a_study_cut_short_goes_on_and_answers_as_if_it_never_was(tmp_path: Path) -> None:
@@ -213,7 +209,7 @@ def test_a_killed_study_shows_how_far_it_came(tmp_path: Path) -> None:
     text = concluded(tmp_path / "one")
     assert text.startswith("UNFINISHED") and "deployment-1          5.00  [4.85, 5.15]" in text
     assert "no result yet" in text and "python -m loadgen resume" in text
-    assert left(tmp_path / "one") == "# 1 of 2 parts have ended; left: deployment-2"
+    assert measuring.left(tmp_path / "one") == "# 1 of 2 parts have ended; left: deployment-2"
 
 
 def test_one_process_at_a_time_fills_a_study(tmp_path: Path) -> None:
