@@ -69,18 +69,14 @@ def with_defaults(kind: Any, tree: Any) -> Any:
 
 @cache
 def _defaults(spec: Any) -> Mapping[str, Any]:
-    defaults = {}
+    defaults: dict[str, Any] = {}
     for field in dataclasses.fields(spec):
-        if field.default_factory is not dataclasses.MISSING:
-            defaults[field.name] = field.default_factory()
-        elif field.default is not dataclasses.MISSING:
-            defaults[field.name] = field.default
-    return {
-        name: dataclasses.asdict(value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type)
-        else value
-        for name, value in defaults.items()
-    }
+        make: Any = field.default_factory
+        value = field.default if make is dataclasses.MISSING else make()
+        if value is not dataclasses.MISSING:
+            is_group = dataclasses.is_dataclass(value) and not isinstance(value, type)
+            defaults[field.name] = asdict(value) if is_group else value
+    return defaults
 
 
 Tree = Mapping[str, Any]

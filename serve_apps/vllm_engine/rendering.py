@@ -12,7 +12,7 @@ import yaml
 
 from conf.io import bounded_yaml
 from conf.io.one_line import one_line
-from conf.specs.experiment import Experiment, Layout, Model, Routing, SimulatedEngine
+from conf.specs.experiment import Experiment, Layout, Routing, SimulatedEngine
 from serve_apps.engine_model.cost.architecture import kv_blocks
 from serve_apps.vllm_engine import config_file
 from serve_apps.vllm_engine.config_file import VllmService, near, own_caches
@@ -259,7 +259,8 @@ def calibration_text(service: VllmService, machine: Sequence[str]) -> str:
     `machine` are the words that chose model, hardware and layout. Raises ValueError for a version or layout
     without such times, and for weights that do not fit.
     """
-    version, layout = service.version, service.experiment.layout
+    version, experiment = service.version, service.experiment
+    layout = experiment.layout
     number = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if number < LEAST_VERSION:
         raise ValueError(
@@ -272,11 +273,10 @@ def calibration_text(service: VllmService, machine: Sequence[str]) -> str:
             "the same tensor_parallel"
         )
     recipe = service.recipe(by_hand=True)
-    longest = int(recipe.args.get("max_model_len", service.experiment.model.max_context_tokens))
+    longest = int(recipe.args.get("max_model_len", experiment.model.max_context_tokens))
     most_tokens = int(recipe.args.get("max_num_batched_tokens", LARGEST_STEP))
     spec = SimulatedEngine("simulated")
-    experiment = service.experiment
-    room = kv_blocks(spec, experiment.model, experiment.hardware, experiment.layout) * spec.block_size
+    room = kv_blocks(spec, experiment.model, experiment.hardware, layout) * spec.block_size
     kinds, batches = [], []
     for kind, row in bounded_yaml.read(CASES.read_text()).items():
         if fitting := [case for case in row["cases"] if fits(case, longest, most_tokens, room)]:
@@ -286,7 +286,7 @@ def calibration_text(service: VllmService, machine: Sequence[str]) -> str:
         [
             f"# vLLM {version}, dummy weights: times of {len(batches)} batches on one engine, some minutes",
             *kinds,
-            _bench_command(service, recipe, layout, service.experiment.model, batches),
+            _bench_command(service, recipe, batches),
             "",
             "# then, on any machine: constants for predict and for engine=simulated",
             f"python -m analysis calibrate --forward {shlex.join([OUTPUT, *machine])} --out node.yaml",
@@ -294,10 +294,8 @@ def calibration_text(service: VllmService, machine: Sequence[str]) -> str:
     )
 
 
-def _bench_command(
-    service: VllmService, recipe: Recipe, layout: Layout, model: Model, batches: list[str]
-) -> str:
-    gpus = layout.tensor_parallel
+def _bench_command(service: VllmService, recipe: Recipe, batches: list[str]) -> str:
+    gpus = service.experiment.layout.tensor_parallel
     kept = {name: value for name, value in recipe.args.items() if name not in NOT_OF_A_BENCH}
     words = flags(Recipe(kept, {}))
     starts = (
@@ -305,7 +303,7 @@ def _bench_command(
         if gpus > 1
         else "vllm bench forward"
     )
-    named = model.served_name if not service.engine.model_path else service.engine.model_path
+    named = service.engine.model_path or service.experiment.model.served_name
     env = {devices_variable(service.experiment): ",".join(map(str, range(gpus)))} | recipe.env
     lines = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
     lines += [starts, f"--model {shlex.quote(named)}", *flag_lines(words, seen_server=True)]

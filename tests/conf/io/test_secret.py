@@ -24,6 +24,7 @@ def test_every_way_to_write_a_key_is_found(value: str, before: str, again: int) 
     ways = [
         value,
         quote(value, safe=""),
+        quote(quote(value, safe=""), safe=""),
         quote_plus(value),
         escape(value),
         "".join(f"\\u{ord(one):04X}" for one in value),
