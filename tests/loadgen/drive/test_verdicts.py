@@ -238,6 +238,13 @@ def test_a_probe_ends_with_its_code(rate_qps: float, code: int) -> None:
     assert (verdict.exit_code, verdict.valid, verdict.passed) == (code, True, code == summary.EXIT_OK)
 
 
+@pytest.mark.parametrize(("rate_qps", "code"), [(4.0, summary.EXIT_OK), (14.0, summary.EXIT_SLO_MISSED)])
+def test_a_required_rate_ends_with_its_code(rate_qps: float, code: int) -> None:
+    words = [*SHORT_WORDS, "slo.ttft_p90_ms=2000", f"rate_qps={rate_qps}"]
+    tree, *_ = required(words, target=service())
+    assert (tree["exit_code"], tree["valid"], tree["passed"]) == (code, True, code == summary.EXIT_OK)
+
+
 def required(words: list[str], **more: Any) -> tuple[dict[str, Any], list[dict[str, Any]], Driver]:
     """The conclusion, the looks in order, and the driver of a rate required of the engine model."""
     drive, experiment, events = driver(words, **more)
