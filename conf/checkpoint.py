@@ -263,7 +263,8 @@ def _hit(kept: list[str], modules: Mapping[str, Mapping[str, int]], layers: int)
     require(len(patterns) <= MOST_PATTERNS, f"more than {MOST_PATTERNS} regular expressions of modules")
     hit: set[str] = set()
     for entry in dict.fromkeys(kept):
-        named = _matched(entry[3:], names) if entry.startswith("re:") else runs.get(_plain(entry), [])
+        plain = entry.removeprefix(next(root for root in _ROOTS if entry.startswith(root)))
+        named = _matched(entry[3:], names) if entry.startswith("re:") else runs.get(plain, [])
         shown = one_line(entry, 80)
         apart = _APART.search(entry) or _beyond(entry, layers)
         require(
@@ -272,11 +273,6 @@ def _hit(kept: list[str], modules: Mapping[str, Mapping[str, int]], layers: int)
         )
         hit.update(named)
     return hit
-
-
-def _plain(entry: str) -> str:
-    """The entry as names are written here; it names the modules that have it among their names' parts."""
-    return entry.removeprefix(next(root for root in _ROOTS if entry.startswith(root)))
 
 
 def _beyond(entry: str, layers: int) -> bool:

@@ -185,6 +185,7 @@ def _number(end: float) -> str:
     return f"{end:.3g}" if end % 1 else f"{end:.0f}"
 
 
+FIGURES = (bool, int, float)
 MOST_SHOWN = 60
 """Letters of a value that a message shows (our choice)."""
 SAMPLES = {"target.urls": "[http://HOST:PORT,...]", "profile_qps": "[[SECOND,QPS],...]"}
@@ -233,13 +234,10 @@ def _meant(root: Fields, names: list[str], key: str, inner: str, value: Any) -> 
     if not near and not above:
         lasts = {name.rpartition(".")[2]: name for name in reversed(known)}
         near = [lasts[last] for last in nearest((key + inner).rpartition(".")[2], list(lasts))]
-    fitting = [name for name in near if _is_figure(known.get(name)) and fits(known[name], value)]
+    kinds = {name: bare(known.get(name))[0] for name in near}
+    figures = [name for name, kind in kinds.items() if kind in FIGURES or get_origin(kind) is Literal]
+    fitting = [name for name in figures if fits(known[name], value)]
     return [f"{name}={shown(value)}" if name in fitting else name for name in fitting or near][:MOST]
-
-
-def _is_figure(kind: Any) -> bool:
-    kind = bare(kind)[0]
-    return kind in (bool, int, float) or get_origin(kind) is Literal
 
 
 def schema_text() -> str:

@@ -222,7 +222,8 @@ def _exchanged(
     connection.request(method, path, body, dict(headers))
     with closing(HTTPResponse(line, method=method)) as response:  # type: ignore[arg-type]
         response.begin()
-        _refuse(response)
+        if response.status in REDIRECTS:
+            raise RedirectError(redirect_text(response.headers.get("Location", NOWHERE)), response.status)
         first = response.read(1)
         first_s = time.monotonic() - began_s
         pieces = [first]
@@ -232,12 +233,6 @@ def _exchanged(
             raise AskError(f"the answer ended {response.length} bytes before its end")
         names = {name.lower(): value for name, value in response.getheaders()}
         return HttpAnswer(response.status, names, b"".join(pieces), first_s)
-
-
-def _refuse(response: HTTPResponse) -> None:
-    """Raise AskError for a redirect."""
-    if response.status in REDIRECTS:
-        raise RedirectError(redirect_text(response.headers.get("Location", NOWHERE)), response.status)
 
 
 def redirect_text(location: str) -> str:
