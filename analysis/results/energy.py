@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.capacity import window_table
-from analysis.capacity.node_power import NodeSamples, by_node
 from analysis.capacity.window_counts import in_window
 from analysis.results.figures import CapacityFigures, WindowRow
+from analysis.results.node_power import NodeSamples, by_node
 from analysis.rows import metrics
 
 J_PER_WH = 3600.0

@@ -1,4 +1,4 @@
-"""analysis.capacity.node_power by known answers: constant power, ramps, gaps, edges, unknowns."""
+"""analysis.results.node_power by known answers: constant power, ramps, gaps, edges, unknowns."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.capacity.node_power import MOST_GAP_NS, by_node, mean_power
+from analysis.results.node_power import MOST_GAP_NS, by_node, mean_power
 from analysis.rows import records
 
 NS = 1_000_000_000
