@@ -120,10 +120,7 @@ class RemotePrompts:
     """
 
     def __init__(self, engine: RealtimeEngine, ask: Ask, link: KvLink, write: bool) -> None:
-        self._engine = engine
-        self._ask = ask
-        self._link = link
-        self._write = write
+        self._engine, self._ask, self._link, self._write = engine, ask, link, write
         self._fetches: dict[Stream, tuple[PrefillCall, asyncio.Task[None]]] = {}
 
     async def open(self, request: ApiRequest) -> Stream:
