@@ -195,8 +195,13 @@ def fit(
     allowed = allowed_over(limit)
     known = [window for window in windows if window.over(limit).determined]
     most = _most_kept(known, limit) + BAD_TIME
-    overloaded = [window for window in known if _is_overloaded(window, limit, most)]
-    steady = [window for window in known if not (_is_overloaded(window, limit, most) or window.aborted)]
+    missed = [window for window in known if _is_overloaded(window, limit)]
+    overloaded = [window for window in missed if window.aborted or window.log_work > most]
+    steady = [
+        window
+        for window in known
+        if not window.aborted and (window.log_work <= most or not _is_overloaded(window, limit))
+    ]
     answers_s = [window.median_e2e_s for window in windows if window.median_e2e_s is not None]
     e2e_s = float(np.median(answers_s)) if answers_s else E2E_UNKNOWN_S
     rate_qps = float(np.median([window.rate_qps for window in known])) if known else math.inf
@@ -241,8 +246,7 @@ def fit(
         slope_unusual=len({window.rate_qps for window in known}) > 1 and _unusual(mass, limit),
         dispersion=unexplained,
         kept=any((window.over(limit).share or 0.0) <= allowed for window in known),
-        rising=bool(overloaded)
-        or 2 * (evidence.max() - blocks[0].constant()) / unexplained.inflation > RISING,
+        rising=bool(missed) or 2 * (evidence.max() - blocks[0].constant()) / unexplained.inflation > RISING,
         over=sum(window.over(limit).over for window in known),
         determined=sum(window.over(limit).determined for window in known),
     )
@@ -299,15 +303,12 @@ def _most_kept(windows: Sequence[WindowCounts], limit: Limit) -> float:
     return max(kept, default=-math.inf)
 
 
-def _is_overloaded(window: WindowCounts, limit: Limit, most: float) -> bool:
-    """True where the counts show an overload and not a rate, at a load above the `most` of a bad time.
+def _is_overloaded(window: WindowCounts, limit: Limit) -> bool:
+    """True where the counts show an overload, or a bad time, and not a rate.
 
     A window is aborted for its queue: it says nothing of a limit that is kept all the same.
     """
-    share = window.over(limit).share or 0.0
-    if window.aborted:
-        return share > allowed_over(limit)
-    return share > OVERLOADED_SHARE and window.log_work > most
+    return (window.over(limit).share or 0.0) > (allowed_over(limit) if window.aborted else OVERLOADED_SHARE)
 
 
 def _floor_evidence(windows: Sequence[WindowCounts], limit: Limit) -> Floats:
