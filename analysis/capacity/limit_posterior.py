@@ -27,6 +27,11 @@ Steps = NDArray[np.int64]
 
 SLOPE_CENTRE, SLOPE_SD = math.log(25), 0.5
 """Prior of ln slope. 21 to 46 on the engine model at four pairs of bounds, given the load around a block."""
+MANY = 40.0
+"""Requests in flight from which that centre holds. Arrivals by chance move the load of fewer by more, so that
+the share rises more slowly: the centre falls with the root of their number. By brute force slopes are 4 with
+two in flight, 6 with four, 13 with 8 to 16 and 27 with 60. With it the RMSE of `long` falls from 10 to 8 %,
+and told half of the truth it covers in .96 for .88 (24 searches each, the same windows)."""
 GAP_SLOPES = {"itl": (math.log(13), 0.4), "itl_pooled": (math.log(6), 0.4)}
 """The same of bounds on gaps, which a step with a prompt makes long at any load: 11 to 17 of p99 of own gaps
 and 5 to 7.5 of p95 of pooled ones there (eight of ten searches of 30 minutes)."""
@@ -38,8 +43,8 @@ SPAN = 800
 """Steps on either side of the limit load for which shares are kept: three thousand times the load."""
 LOAD_GRID = np.linspace(-STEP * REACH, STEP * REACH, 2 * REACH + 1)
 UNUSUAL, MUCH = 1.9, 0.5
-"""A slope is unusual beyond so many standard deviations of its prior: below 9.7 or above 65 (our choice). So
-is a floor of at least this part of what is allowed."""
+"""A slope is unusual beyond so many standard deviations of its prior (our choice): below 9.7 or above 65 with
+many requests in flight. So is a floor of at least this part of what is allowed."""
 LOG_SLOPES = SLOPE_CENTRE + np.linspace(-3.4, 1.2, 17)
 """Slopes from 0.8 to 83: with one request at a time they come down to 9 at 0.6 requests/s. Every second one
 is tried above a floor."""
@@ -212,7 +217,10 @@ def fit(
     moved = _moved(known, prior)
     centre = prior.centre - usual + moved / 2
     loads = centre + LOAD_GRID
-    belief = _belief_in_columns(len(kernels), limit) + np.tile(_floor_evidence(known, limit), len(kernels))
+    slope_prior = _slope_prior(limit, rate_qps * e2e_s)
+    belief = _belief_in_columns(len(kernels), *slope_prior) + np.tile(
+        _floor_evidence(known, limit), len(kernels)
+    )
     belief = belief + _heavy_tailed(loads, prior.centre - usual, math.hypot(prior.sd, moved))[:, None]
     blocks = _blocks(steady, limit, kernels, centre)
     beyond = sum(
@@ -243,7 +251,7 @@ def fit(
         beyond=edge,
         slope=float(SLOPES[j % len(SLOPES)]),
         floor=float(mass.sum(axis=0) @ np.tile(_floors(allowed), len(kernels))),
-        slope_unusual=len({window.rate_qps for window in known}) > 1 and _unusual(mass, limit),
+        slope_unusual=len({window.rate_qps for window in known}) > 1 and _unusual(mass, *slope_prior),
         dispersion=unexplained,
         kept=any((window.over(limit).share or 0.0) <= allowed for window in known),
         rising=bool(missed) or 2 * (evidence.max() - blocks[0].constant()) / unexplained.inflation > RISING,
@@ -277,21 +285,20 @@ def _shifts(
     )
 
 
-def _belief_in_columns(kernels: int, limit: Limit) -> Floats:
+def _belief_in_columns(kernels: int, centre: float, sd: float) -> Floats:
     """ln of the prior mass of each floor and slope with each of so many kernels."""
-    centre, sd = _slope_prior(limit)
     sds, steps = np.where(COLUMN_FLOORS, FLOOR_SLOPE_SD, sd), np.where(COLUMN_FLOORS, 2, 1)
     belief = FLOOR_BELIEF[COLUMN_FLOORS] - ((COLUMN_SLOPES - centre) / sds) ** 2 / 2 + np.log(steps / sds)
     return np.concatenate([belief - LONGER * (kernel > 0) for kernel in range(kernels)])
 
 
-def _slope_prior(limit: Limit) -> tuple[float, float]:
-    """Centre and standard deviation of ln slope beforehand."""
-    return GAP_SLOPES.get(metric_of(limit), (SLOPE_CENTRE, SLOPE_SD))
+def _slope_prior(limit: Limit, in_flight: float) -> tuple[float, float]:
+    """Centre and standard deviation of ln slope beforehand, with so many requests in flight."""
+    few = min(max(in_flight, 1.0) / MANY, 1.0)
+    return GAP_SLOPES.get(metric_of(limit), (SLOPE_CENTRE + math.log(few) / 2, SLOPE_SD))
 
 
-def _unusual(mass: Floats, limit: Limit) -> bool:
-    centre, sd = _slope_prior(limit)
+def _unusual(mass: Floats, centre: float, sd: float) -> bool:
     odd = (np.abs(COLUMN_SLOPES - centre) > UNUSUAL * sd) | (FLOOR_PARTS >= MUCH)
     return float(mass.sum(axis=0).reshape(-1, len(SLOPES))[:, odd].sum()) > 0.5
 

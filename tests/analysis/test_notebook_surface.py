@@ -30,7 +30,7 @@ def test_the_import_waits_for_no_other_package() -> None:
 
 def test_a_run_is_one_line(tmp_path: Path) -> None:
     run = analysis.load_run(GOLDEN)
-    assert repr(run).startswith(f"<Run {GOLDEN}: SIMULATED, VALID  3.31 QPS per node")
+    assert repr(run).startswith(f"<Run {GOLDEN}: SIMULATED, VALID  3.32 QPS per node")
     assert "\n" not in repr(run) and len(repr(run)) < 300
     assert str(run.answer()).splitlines()[0] in repr(run)
     assert run.verdict is run.verdict  # parsed once

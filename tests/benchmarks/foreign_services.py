@@ -81,7 +81,7 @@ SCENARIOS = {
     ),
     "long": Scenario(
         Traits(prompt_s=120e-6), 0.25, ttft_ms=6000.0, tpot_ms=600.0,
-        words=(*CHAT, "workload.input_tokens.mean=16000", "workload.input_tokens.cv=.3"),
+        words=(*CHAT, "workload.input_tokens.mean=16000", "workload.input_tokens.cv=.3"), predictions=FAR,
     ),
     "queue": Scenario(Network(16, 2.0, cv=2.0), 7.0, tpot_ms=1000.0),
     "erlang": Scenario(Network(8, 1.2), 6.0, tpot_ms=1000.0),

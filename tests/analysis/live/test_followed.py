@@ -50,7 +50,7 @@ def end(run: Path) -> None:
 def test_a_run_that_has_ended_is_there_at_once() -> None:
     state = look(GOLDEN)
     assert state.ending and state.ending.exit_code == 0
-    assert state.ending.text.startswith("SIMULATED, VALID  3.31 QPS per node") and state.ending.report is None
+    assert state.ending.text.startswith("SIMULATED, VALID  3.32 QPS per node") and state.ending.report is None
     assert (state.run_id, state.verb) == ("golden_run", "sweep")
     assert len(state.windows) == 8 and state.now is None
 

@@ -55,7 +55,7 @@ def test_the_command_plans_on_a_folder() -> None:
     tree = planning.command([GOLDEN], [*WORDS, "plan.node_hour_usd=16", "demand.mean_qps=100"])
     text = str(answer(tree))
     assert tree.exit_code == 0 and text.startswith(f"SIMULATED  {tree.nodes} nodes (")
-    assert "sampling noise of this run alone [2.90, 3.62]" in text
+    assert "sampling noise of this run alone [2.90, 3.65]" in text
     assert "5600 tokens in, 140 out" in text
     assert from_tree(Plan, json.loads(json_line(tree)), "the plan") == tree
 
@@ -305,7 +305,7 @@ def test_a_simulated_run_is_planned_with_what_is_unknown_of_the_constants(tmp_pa
     assert joined.nodes_at["estimate"] == alone.nodes_at["estimate"]
     text = str(answer(joined))
     assert text.startswith("SIMULATED  ") and "measured on" not in text.splitlines()[0]
-    assert "sampling noise of this run alone [2.90, 3.62]" in text and "joint: the uncertainty" in text
+    assert "sampling noise of this run alone [2.90, 3.65]" in text and "joint: the uncertainty" in text
 
 
 @pytest.mark.parametrize(

@@ -384,7 +384,7 @@ def test_a_studys_page_has_its_own_answer_and_leads_to_its_parts(tmp_path: Path,
     links = [str(link["href"]) for link in page.all("a") if not str(link["href"]).startswith("#")]
     assert links == [f"{name}/report.html" for name in names]
     for link in links:
-        assert "3.31 QPS per node" in Page((folder / link).read_text()).text
+        assert "3.32 QPS per node" in Page((folder / link).read_text()).text
     q = pooled["capacity"]["qps_per_node"]
     above = page.text[: page.text.index("Contents")]
     assert f"[{q['low']:.2f}, {q['high']:.2f}]" in above and "pooled over 3 deployments sd" in page.text
@@ -422,7 +422,7 @@ def test_a_figure_that_breaks_takes_nothing_else_with_it(
     monkeypatch.setattr(figures, "EXHIBITS", tuple(e for e in ALL if e.name in ("timeseries", "cdf")))
     page = built(copy, tmp_path / "out.html")
     assert blocks.BROKEN in page.text and "timeseries.parquet" in page.text
-    assert len(page.all("figure")) == 1 and "3.31 QPS per node" in page.text
+    assert len(page.all("figure")) == 1 and "3.32 QPS per node" in page.text
 
 
 def test_errors_are_counted_with_their_first_words() -> None:

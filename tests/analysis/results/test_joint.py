@@ -72,9 +72,9 @@ def test_without_an_answer_of_the_engine_model_the_reason_stands_there() -> None
 
 def test_a_simulated_run_leads_with_simulated_and_the_joint_figures() -> None:
     first, second, third, *_ = screen(golden()).splitlines()
-    assert first == "SIMULATED, VALID  3.31 QPS per node, joint 95 % interval [2.49, 4.19], certified 2.59"
+    assert first == "SIMULATED, VALID  3.32 QPS per node, joint 95 % interval [2.49, 4.20], certified 2.59"
     assert second.startswith("  joint: the uncertainty of the engine model's constants, and sampling noise")
-    assert third == "  sampling noise of this run alone: 95 % interval [2.90, 3.62]"
+    assert third == "  sampling noise of this run alone: 95 % interval [2.90, 3.65]"
 
 
 def test_one_run_has_one_certified_value_wherever_it_is_shown(
@@ -94,7 +94,7 @@ def test_one_run_has_one_certified_value_wherever_it_is_shown(
         assert set(re.findall(r"certified (?:value )?(\d+\.\d+)", text)) == {"2.59"}, name
         assert "2.80" not in text and "SIMULATED" in text, name
     (row,) = tables.capacity_table([load_run(GOLDEN)]).to_pylist()
-    assert (f"{row['certified_qps_per_node']:.4f}", row["interval_of"]) == ("2.5935", "joint")
+    assert (f"{row['certified_qps_per_node']:.4f}", row["interval_of"]) == ("2.5949", "joint")
     tree = json.loads((GOLDEN / "sweep.json").read_text())
     assert json.dumps(tree["capacity"]).count('"certified": 2.5') == 2  # per node and per replica
     assert json.dumps(tree["capacity"]).count('"certified"') == 4  # also by noise
@@ -117,7 +117,7 @@ def test_unknown_constants_are_said_where_the_interval_stands(engine: str, why: 
     verdict = replace(verdict, experiment=replace(verdict.experiment, engine=engine))
     first, second, *_ = screen(verdict).splitlines()
     assert first.startswith(
-        "SIMULATED, VALID  3.31 QPS per node, sampling noise alone: 95 % interval [2.90, 3.62]"
+        "SIMULATED, VALID  3.32 QPS per node, sampling noise alone: 95 % interval [2.90, 3.65]"
     )
     assert second.startswith("  sampling noise of this run alone: what is unknown") and f"({why})" in second
 
@@ -126,7 +126,7 @@ def test_a_measured_run_and_a_void_one_say_nothing_of_it() -> None:
     verdict = unjoined(golden())
     real = screen(replace(verdict, experiment=replace(verdict.experiment, engine="vllm")))
     assert real.startswith(
-        "VALID  3.31 QPS per node, 95 % interval [2.90, 3.62], certified 2.96\n  to quote: 2.96"
+        "VALID  3.32 QPS per node, 95 % interval [2.90, 3.65], certified 2.96\n  to quote: 2.96"
     )
     assert screen(replace(golden(), valid=False, exit_code=4)).startswith("VOID  no capacity is claimed")
 
@@ -141,7 +141,7 @@ def test_pooled_runs_have_the_constants_in_common() -> None:
     assert pooled.capacity.constants == verdict.capacity.constants
     assert pooled.capacity.sampling == alone.capacity.qps_per_node
     first, *lines = screen(pooled).splitlines()
-    assert first.startswith("SIMULATED, VALID  3.31 QPS per node, joint 95 % interval [")
+    assert first.startswith("SIMULATED, VALID  3.32 QPS per node, joint 95 % interval [")
     assert lines[1].startswith("  sampling noise of these runs alone: 95 % interval [")
-    said = ["a", "3.31", "[2.49,", "4.19]", "2.59", "p90", "TPOT"]
+    said = ["a", "3.32", "[2.49,", "4.20]", "2.59", "p90", "TPOT"]
     assert any(line.split()[:7] == said for line in lines)

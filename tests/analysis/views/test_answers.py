@@ -50,7 +50,7 @@ def rows(table: Table) -> list[dict[str, str]]:
 
 def test_a_planner_reads_the_rate_what_limits_it_and_the_next_command_first() -> None:
     answer = answers.brief(golden(report="runs/x/report.html"))
-    assert answer.headline.startswith("2.59 QPS per node to plan with (certified); capacity 3.31, joint 95 %")
+    assert answer.headline.startswith("2.59 QPS per node to plan with (certified); capacity 3.32, joint 95 %")
     names = [name for name, _ in answer.facts]
     assert names[:3] == ["limited by", "at 2.6 QPS per node", "nodes for a demand"]
     said = dict(answer.facts)
