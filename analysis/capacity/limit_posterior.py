@@ -218,9 +218,8 @@ def fit(
     centre = prior.centre - usual + moved / 2
     loads = centre + LOAD_GRID
     slope_prior = _slope_prior(limit, rate_qps * e2e_s)
-    belief = _belief_in_columns(len(kernels), *slope_prior) + np.tile(
-        _floor_evidence(known, limit), len(kernels)
-    )
+    belief = _belief_in_columns(len(kernels), *slope_prior)
+    belief += np.tile(_floor_evidence(known, limit), len(kernels))
     belief = belief + _heavy_tailed(loads, prior.centre - usual, math.hypot(prior.sd, moved))[:, None]
     blocks = _blocks(steady, limit, kernels, centre)
     beyond = sum(
