@@ -119,7 +119,7 @@ all-engine all-others: $(STAMP)
 REAL_IN = $(sort $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.\(ray\|live\)' $(1)))
 JOBS := tests/cluster/test_jobs.py
 # One session of Ray serves the first two of them.
-STANDING := $(addprefix tests/end_to_end/test_,conversations_sweep.py quality_gate.py)
+STANDING := $(addprefix tests/end_to_end/test_,conversations_sweep.py whole_sweep.py)
 END_TO_END = $(STANDING) $(filter-out $(STANDING),$(call REAL_IN,tests/end_to_end))
 all-ray-loadgen all-ray-end-to-end: $(STAMP)
 	$(PYTEST) "$(REAL)" $(if $(filter %-loadgen,$@),$(call REAL_IN,tests/loadgen $(JOBS)),$(END_TO_END)) $(EVERYTHING)
