@@ -29,13 +29,13 @@ too high; with 1.645 it would be three."""
 def upper_side(
     capacity: Capacity, windows: Sequence[WindowCounts], requests: Callable[[int], pa.Table]
 ) -> Capacity:
-    """The capacity, as an upper bound if the queue grew in the windows that support the rate it claims.
+    """The capacity, as an upper bound if the queue grew in the windows that support what is claimed.
 
-    Those are the valid windows at that rate and above that kept their bounds. `requests` are the rows of a
-    window, by its index, and of its neighbours. The bound is the highest rate of these windows, or the
-    interval's upper end if that is lower; nothing is certified.
+    Those are the valid windows that kept their bounds at the binding limit's lower end or above. `requests`
+    are the rows of a window, by its index, and of its neighbours. The bound is the highest rate of these
+    windows, or the interval's upper end if that is lower; nothing is certified.
     """
-    claimed_qps = capacity.low if capacity.open_above else capacity.certified
+    claimed_qps = capacity.limits[capacity.binding].low
     support = [window for window in windows if _supports(window, claimed_qps)]
     if capacity.open_below or not support or not _grew(support, requests):
         return capacity

@@ -31,9 +31,9 @@ MANY = 40.0
 """Requests in flight from which that centre holds. Arrivals by chance move the load of fewer by more, so that
 the share rises more slowly: the centre falls with the root of their number. By brute force slopes are 4 with
 two in flight, 6 with four, 13 with 8 to 16 and 27 with 60. With it the RMSE of `long` falls from 10 to 8 %,
-and told half of the truth it covers in .96 for .88 (24 searches, the same windows). Not so at one rate, which
-shows no slope: at the capacity `probe --require` would pass .10 to .13 of `erlang` and `queue`, and passes
-.05 (60 runs each)."""
+and told half of the truth it covers in .96 for .88 (24 searches, the same windows). Not where one rate is
+held, which shows no slope: at the capacity `probe --require` would pass .10 to .13 of `erlang` and `queue`,
+not .05 (60 runs each)."""
 GAP_SLOPES = {"itl": (math.log(13), 0.4), "itl_pooled": (math.log(6), 0.4)}
 """The same of bounds on gaps, which a step with a prompt makes long at any load: 11 to 17 of p99 of own gaps
 and 5 to 7.5 of p95 of pooled ones there (eight of ten searches of 30 minutes)."""
@@ -220,7 +220,8 @@ def fit(
     centre = prior.centre - usual + moved / 2
     loads = centre + LOAD_GRID
     several = len({window.rate_qps for window in known}) > 1
-    slope_prior = _slope_prior(limit, rate_qps * e2e_s if several else math.inf)
+    is_held = len(known) > 1 and not several
+    slope_prior = _slope_prior(limit, math.inf if is_held else rate_qps * e2e_s)
     belief = _belief_in_columns(len(kernels), *slope_prior)
     belief += np.tile(_floor_evidence(known, limit), len(kernels))
     belief = belief + _heavy_tailed(loads, prior.centre - usual, math.hypot(prior.sd, moved))[:, None]
