@@ -48,7 +48,7 @@ def test_two_runs_have_the_ratio_of_their_independent_capacities(tmp_path: Path)
     assert f"capacity B / A: {span(ratio)} (95 %, measured apart): higher" in text
     assert ["layout.tensor_parallel", "8", "4"] in [line.split() for line in text.splitlines()]
     assert "WARNING" not in text and "\n    out " not in text and "\n    run " not in text
-    assert "A  golden_run: SIMULATED, VALID  3.31 QPS per node, joint 95 %" in text
+    assert "A  golden_run: SIMULATED, VALID  3.32 QPS per node, joint 95 %" in text
     assert "B  tp4: SIMULATED, VALID  9.00 QPS per node, sampling noise alone: 95 %" in text
     back = str(side_by_side.answer([other, GOLDEN]))
     inverse = Estimate(1 / ratio.value, 1 / (ratio.high or 0.0), 1 / (ratio.low or 0.0))
