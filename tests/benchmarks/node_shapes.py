@@ -26,7 +26,7 @@ from conf import Experiment, load
 from conf.constants import replaced
 from loadgen.cli.engine_model import parts, predict
 from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE, drawn
-from loadgen.predict.grid import Asked, ratio
+from loadgen.predict.grid import Answered, ratio
 from loadgen.predict.uncertainty import drawn_quantile
 from loadgen.traffic.schedule import Floats
 from loadgen.traffic.traffic import bench_arrivals_s
@@ -142,7 +142,7 @@ def capacity_lines(quick: bool) -> Iterator[str]:
                 yield f"| {slo}, {100 * hit:.0f} % | {' | '.join(cells)} |"
 
 
-def _cell(asked: Asked, first: Asked) -> str:
+def _cell(asked: Answered, first: Answered) -> str:
     """QPS per node with its interval, the limit that binds, and the ratio to the first shape."""
     capacity = asked[0].capacity
     if capacity is None or first[0].capacity is None:

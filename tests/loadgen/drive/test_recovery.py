@@ -25,7 +25,7 @@ from analysis.results.json_border import to_tree
 from analysis.rows import shards
 from cluster.deployment.serve_state import state
 from cluster.ray_session import session
-from cluster.ray_session.own_machine import HeldPorts
+from cluster.ray_session.own_machine import LOOPBACK, HeldPorts
 from conf import load
 from loadgen.cli.service import service
 from loadgen.drive.driver import Driver
@@ -111,7 +111,16 @@ class Saboteur:
             threading.Thread(target=self._strike, daemon=True).start()
         elif kind == "fault" and self.fault is node_is_replaced and not self.replaced:
             self.replaced = True  # the loss may be noticed twice
-            session._add_node(self.nodes, HeldPorts(), 1, 8, "gpu")
+            self.nodes.add_node(
+                wait=False,
+                node_ip_address=LOOPBACK,
+                num_cpus=1,
+                num_gpus=8,
+                labels={"role": "gpu"},
+                include_dashboard=False,
+                dashboard_agent_listen_port=HeldPorts().another(),
+                object_store_memory=session.OBJECT_STORE_BYTES,
+            )
 
     def _strike(self) -> None:
         until(self._answered)
