@@ -131,6 +131,7 @@ def empty_arrays(
     widths = np.array([kind.width for kind, count in kinds for _ in range(count)])
     each = [kind for kind, count in kinds for _ in range(count * kind.width)]
     arrays = state.Arrays(service=1, groups=len(widths), engines=len(each), queues=(len(each), state.QUEUES))
+    arrays.make(emits=(2 * len(each), 1 + max(kind.spec.max_num_seqs for kind in each)))
     arrays.queues[:] = np.array((NONE, NONE, 0), state.QUEUE)
     arrays.set(costs=np.array([first.costs, last.costs, first.shared_costs], np.float64))
     engines, groups, service = arrays.engines, arrays.groups, arrays.service

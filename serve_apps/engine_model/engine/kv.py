@@ -97,7 +97,7 @@ def name(arrays: Any, r: Any, i: Any, blocks: Any) -> None:
             request.named = end
 
 
-@native
+@inlined
 def extend(arrays: Any, r: Any, i: Any, tokens: Any) -> None:
     """Allocate the blocks that a request lacks for its first `tokens`, and cache the full ones."""
     request, engine = state.request(arrays, i), state.engine(arrays, r)

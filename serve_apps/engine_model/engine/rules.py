@@ -9,7 +9,6 @@ from serve_apps.engine_model.engine.native import (
     inlined,
     insert_after,
     native,
-    pop_first,
     remove,
 )
 
@@ -18,7 +17,7 @@ from serve_apps.engine_model.engine.native import (
 def schedule(arrays: Any, r: Any, now_s: Any) -> bool:
     """Choose the tokens of the next step; False where nothing can be computed."""
     engine = state.engine(arrays, r)
-    engine.decode = engine.prefill = engine.context = engine.samples = 0
+    engine.decode = engine.prefill = engine.context = 0
     engine.pairs = 0.0
     preemptions, number = engine.preemptions, engine.scheduled + 1
     # Soon after a step with prefill none is computed, if others decode and none was left waiting (vLLM 0.33).
@@ -32,7 +31,7 @@ def schedule(arrays: Any, r: Any, now_s: Any) -> bool:
             engine.backed_up = 1 if state.count(arrays, r, state.WAITING) else 0
     if not engine.decode + engine.prefill:
         return False
-    engine.scheduled = number
+    engine.scheduled, engine.samples = number, state.emits(arrays)[_emits_row(r, number), 0]
     return True
 
 
@@ -42,13 +41,14 @@ def complete(arrays: Any, r: Any, at_s: Any) -> None:
 
     One that was preempted while its token was computed may finish too.
     """
-    engine, tokens, links = state.engine(arrays, r), state.tokens(arrays), state.links(arrays)
+    engine, tokens, emits = state.engine(arrays, r), state.tokens(arrays), state.emits(arrays)
     engine.completed += 1
-    parity = engine.completed & 1
-    emitting = state.queue(arrays, r, state.EMITTING + parity)
-    engine.generation_tokens += emitting.count
-    while emitting.count:
-        i = pop_first(emitting, links, state.EMITS + parity)
+    row, dropped = _emits_row(r, engine.completed), 0
+    for place in range(1, emits[row, 0] + 1):
+        i = emits[row, place]
+        if i == NONE:
+            dropped += 1
+            continue
         request = state.request(arrays, i)
         if len(tokens):
             tokens[request.token + request.emitted] = at_s
@@ -60,6 +60,14 @@ def complete(arrays: Any, r: Any, at_s: Any) -> None:
             engine.prompt_tokens += request.prompt
         if request.emitted == request.output:
             _finish(arrays, r, i)
+    engine.generation_tokens += emits[row, 0] - dropped
+    emits[row, 0] = 0
+
+
+@inlined
+def _emits_row(r: Any, step: Any) -> Any:
+    """The row of `emits` of a step in flight."""
+    return 2 * r + (step & 1)
 
 
 @native
@@ -98,11 +106,12 @@ def transferred(arrays: Any, r: Any, i: Any) -> None:
 @native
 def emitting(arrays: Any, r: Any, out: Any) -> Any:
     """Put the requests that get a token when the oldest step completes into `out`; returns their number."""
-    parity, count = (state.engine(arrays, r).completed + 1) & 1, 0
-    i = state.queue(arrays, r, state.EMITTING + parity).head
-    while i != NONE:
-        out[count] = i
-        count, i = count + 1, state.link(arrays, i, state.EMITS + parity).next
+    emits, count = state.emits(arrays), 0
+    row = _emits_row(r, state.engine(arrays, r).completed + 1)
+    for place in range(1, emits[row, 0] + 1):
+        if emits[row, place] != NONE:
+            out[count] = emits[row, place]
+            count += 1
     return count
 
 
@@ -120,11 +129,12 @@ def put(arrays: Any, r: Any, i: Any, place: Any) -> None:
 @native
 def _drop_emissions(arrays: Any, r: Any, i: Any) -> None:
     """The steps in flight emit nothing of this request."""
-    request = state.request(arrays, i)
-    while request.scheduled > request.emitted:
-        parity = (request.last_step - request.scheduled + request.emitted + 1) & 1
-        remove(state.queue(arrays, r, state.EMITTING + parity), state.links(arrays), state.EMITS + parity, i)
-        request.scheduled -= 1
+    request, emits = state.request(arrays, i), state.emits(arrays)
+    for row in (_emits_row(r, 0), _emits_row(r, 1)):
+        for place in range(1, emits[row, 0] + 1):
+            if emits[row, place] == i:
+                emits[row, place] = NONE
+    request.scheduled = request.emitted
 
 
 @inlined
@@ -162,15 +172,11 @@ def _continue_running(arrays: Any, r: Any, number: Any, held: Any) -> None:
         i = state.link(arrays, i, state.PLACES).next
 
 
-@native
+@inlined
 def _compute(arrays: Any, r: Any, i: Any, new: Any, number: Any) -> None:
     """Compute `new` of the missing tokens, for which there are blocks."""
-    request, engine, before = (
-        state.request(arrays, i),
-        state.engine(arrays, r),
-        state.request(arrays, i).computed,
-    )
-    missing = _missing(request)
+    request, engine = state.request(arrays, i), state.engine(arrays, r)
+    before, missing = request.computed, _missing(request)
     request.last_step, request.new = number, new
     engine.context += before
     if request.due or missing > 1:
@@ -183,12 +189,13 @@ def _compute(arrays: Any, r: Any, i: Any, new: Any, number: Any) -> None:
     kv.extend(arrays, r, i, before + new)
     request.computed = before + new
     request.hashed = min(request.computed, request.prompt + request.emitted)
-    _set_due(engine, request, new < missing)
+    if request.due != (new < missing):
+        _set_due(engine, request, new < missing)
     if new == missing:
         request.scheduled += 1
-        parity = number & 1
-        append(state.queue(arrays, r, state.EMITTING + parity), state.links(arrays), state.EMITS + parity, i)
-        engine.samples += 1
+        emits, row = state.emits(arrays), _emits_row(r, number)
+        emits[row, 0] += 1
+        emits[row, emits[row, 0]] = i
 
 
 @inlined

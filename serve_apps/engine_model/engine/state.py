@@ -28,16 +28,16 @@ OWN, HELD, REMOTE = range(3)
 """Whose KV a request decodes with: its own; its own, which another engine takes over; another engine's."""
 NOWHERE, ARRIVING, WAITING, RUNNING, LOADING, KEPT = range(6)
 """The place of a request: in the front end, queued, scheduled, awaiting KV, or over with blocks held."""
-STARTED, ENDED, UNREAD, FINISHED, EMITTING, SEEN, IDLE = 6, 7, 8, 9, 10, 12, 14
+STARTED, ENDED, UNREAD, FINISHED, SEEN, IDLE = 6, 7, 8, 9, 10, 12
 """Further queues: took blocks for KV, untold; transfers that ended, or whose end an empty step saw; finished
-in the step that ended last. By the parity of a step in flight: requests that get a token, and whose transfers
-it saw. Last the free runs of blocks that cache something."""
-QUEUES = 15
+in the step that ended last; by the parity of a step in flight, requests whose transfers it saw. Last the free
+runs of blocks that cache something."""
+QUEUES = 13
 QUEUE = np.dtype(_fields(np.int64, "head tail count"))
 LINK = np.dtype(_fields(np.int32, "next previous"))
 """A linked list, and the neighbours of a thing in it (`native`)."""
-PLACES, MOVES, EMITS = range(3)
-"""The links of queues that a request may be in at once; of `EMITS` a pair, by the parity of the step."""
+PLACES, MOVES = range(2)
+"""The links of queues that a request may be in at once."""
 RUNS_IDLE, RUNS_NAMED = range(2)
 """The links of a run of blocks: in the queue of free ones, and among those of its name."""
 
@@ -167,7 +167,7 @@ class Arrays:
 
     def make_requests(self, count: int) -> None:
         """Room for requests, and for the links of their queues."""
-        self.make(requests=count, links=(count, 4))
+        self.make(requests=count, links=(count, 2))
 
     def make_books(self, runs: int, cells: int) -> None:
         """Room for so many runs of blocks and cells."""
@@ -261,6 +261,9 @@ named, table = _records("table", NAME)
 pool = _array("pool", INT, 1)
 noise = _array("noise", FLOAT, 3)
 tokens = _array("tokens", FLOAT, 1)
+emits = _array("emits", INT, 2)
+"""Of each engine two rows, by the parity of a step in flight: the number of requests that get a token, then
+these requests; `NONE` where one was dropped."""
 costs = _array("costs", FLOAT, 2)
 balancer, _ = _records("balancer", BALANCER)
 open_counts = _array("open", INT, 1)
