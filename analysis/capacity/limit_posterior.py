@@ -11,60 +11,38 @@ node, most of them logarithms.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analysis.capacity.kernel import Kernel, log_loads
-from analysis.capacity.rate_shift import logistic, population_shift
+from analysis.capacity.rate_shift import population_shift
+from analysis.capacity.share_curves import (
+    FLOOR_PARTS,
+    LEAST_SHARE,
+    SLOPES,
+    SPAN,
+    STEP,
+    USUAL,
+    belief_in_columns,
+    floors,
+    is_unusual,
+    log_shares,
+    rises,
+    slope_prior,
+)
 from analysis.capacity.window_counts import WindowCounts
 from analysis.stats.dispersion import Dispersion, overdispersion, rarity
 from analysis.stats.quantiles import Floats
-from conf.specs.bounds import Limit, allowed_over, metric_of
+from conf.specs.bounds import Limit, allowed_over
 
 Steps = NDArray[np.int64]
 
-SLOPE_CENTRE, SLOPE_SD = math.log(25), 0.5
-"""Prior of ln slope. 21 to 46 on the engine model at four pairs of bounds, given the load around a block."""
-MANY = 40.0
-"""Requests in flight from which that centre holds. Arrivals by chance move the load of fewer by more, so that
-the share rises more slowly: the centre falls with the root of their number. By brute force slopes are 4 with
-two in flight, 6 with four, 13 with 8 to 16 and 27 with 60. With it the RMSE of `long` falls from 10 to 8 %,
-and told half of the truth it covers in .96 for .88 (24 searches, the same windows). Not where one rate is
-held, which shows no slope: at the capacity `probe --require` would pass .10 to .13 of `erlang` and `queue`,
-not .05 (60 runs each)."""
-GAP_SLOPES = {"itl": (math.log(13), 0.4), "itl_pooled": (math.log(6), 0.4)}
-"""The same of bounds on gaps, which a step with a prompt makes long at any load: 11 to 17 of p99 of own gaps
-and 5 to 7.5 of p95 of pooled ones there (eight of ten searches of 30 minutes)."""
-STEP, REACH = 0.01, 70
-"""Steps of the grid of limit loads (ln) and their number on either side of the prior's centre. Offered loads
-are rounded to the same steps: then a likelihood is a correlation of counts with one curve per slope, and
-costs the same after five windows and after fifty."""
-SPAN = 800
-"""Steps on either side of the limit load for which shares are kept: three thousand times the load."""
+REACH = 70
+"""Steps of the grid of limit loads (ln) on either side of the prior's centre. Offered loads are rounded to
+the same steps: then a likelihood is a correlation of counts with one curve per slope, and costs the same
+after five windows and after fifty."""
 LOAD_GRID = np.linspace(-STEP * REACH, STEP * REACH, 2 * REACH + 1)
-UNUSUAL, MUCH = 1.9, 0.5
-"""A slope is unusual beyond so many standard deviations of its prior (our choice): below 9.7 or above 65 with
-many requests in flight. So is a floor of at least this part of what is allowed."""
-LOG_SLOPES = SLOPE_CENTRE + np.linspace(-3.4, 1.2, 17)
-"""Slopes from 0.8 to 83: with one request at a time they come down to 9 at 0.6 requests/s. Every second one
-is tried above a floor."""
-FLOORS = np.array([0.0, 0.4, 0.75, 0.9, 0.97, 1.3])
-FLOOR_BELIEF, FLOOR_SLOPE_SD = np.log([0.85, 0.06, 0.03, 0.02, 0.015, 0.01]), 1.0
-"""Floors over what is allowed, and the belief in them beforehand: shares of the requests that are over the
-limit at any load, because their prompts are long or the service stalls. With one above 1 no rate keeps the
-limit. What rises above a floor may do so slowly: with the narrower prior of slopes 15 minutes of `floor`
-certify too much in 1 of 12, and with the tails of Student's t for all slopes the RMSE of an M/G/16 queue goes
-from 8 to 12 % (`foreign_services`)."""
-_COLUMNS = [(slope, floor) for floor in range(len(FLOORS)) for slope in LOG_SLOPES[:: 2 if floor else 1]]
-COLUMN_SLOPES, COLUMN_FLOORS = (np.array(each) for each in zip(*_COLUMNS, strict=True))
-SLOPES, FLOOR_PARTS = np.exp(COLUMN_SLOPES), FLOORS[COLUMN_FLOORS]
-"""Slope and floor of each column of the posterior."""
-USUAL = int(np.argmin(np.abs(LOG_SLOPES - SLOPE_CENTRE)))
-"""The column of the usual slope, without a floor."""
-HOPELESS_RISE = 0.02
-"""Part of what is allowed that rises with the load where the floor is above 1."""
 OVERLOADED_SHARE = 0.6
 """A window with a larger share over the limit is overloaded and no steady state: it only shows that the limit
 rate lies below. Near the knee of the engine model 0.5 makes the estimate 0.2 % too high, because it mutes
@@ -79,9 +57,6 @@ BAD_TIME = 0.1
 shows a bad time of the service and counts as it is: as an overload it would say less. With it the certified
 values above the truth of `noisy` go from .08 to .03 of 96 standard searches, and the RMSE of S1 from 2.0 to
 1.8 % (48 searches; the same windows)."""
-LONGER = 2.0
-"""A longer kernel is believed beforehand by so much (ln) less than the first: with 0 the RMSE of 15 minutes
-rises from 1.45 to 1.75 % where lengths are fixed, with 2 to 1.6 % (40 searches)."""
 LEAST_DISPERSION_WINDOWS = 3
 FLAT = 0.75
 """Part of what is allowed that a share may be at any load and be no upper end of the capacity."""
@@ -93,8 +68,8 @@ LONG_E2E_S = 15.0
 neighbouring blocks are taken as one and more overdispersion is believed beforehand. With answers of 60 s on a
 server that slows as it fills, 24 minutes around the capacity cover in 23 of 24 runs, without it in 19."""
 E2E_UNKNOWN_S = 10.0
-LEAST_SHARE, LEAST_MASS = 1e-12, 1e-9
-"""A share and a mass as good as none."""
+LEAST_MASS = 1e-9
+"""A mass as good as none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +136,7 @@ class _Blocks:
             np.bincount(self.step - least, weights) for weights in (self.over, self.determined - self.over)
         ]
         above, within = (
-            table[:, SPAN + least - REACH : SPAN + most + REACH + 1] for table in _log_shares(self.allowed)
+            table[:, SPAN + least - REACH : SPAN + most + REACH + 1] for table in log_shares(self.allowed)
         )
         log_evidence = [
             np.correlate(over, counts[0], "valid") + np.correlate(rest, counts[1], "valid")
@@ -171,7 +146,7 @@ class _Blocks:
 
     def share(self, place: int, column: int) -> Floats:
         """The share over the limit of each block that a cell expects."""
-        table, _ = _log_shares(self.allowed)
+        table, _ = log_shares(self.allowed)
         expected: Floats = np.exp(table[column, SPAN + self.step - (place - REACH)])
         return expected
 
@@ -201,14 +176,7 @@ def fit(
     """
     allowed = allowed_over(limit)
     known = [window for window in windows if window.over(limit).determined]
-    most = _most_kept(known, limit) + BAD_TIME
-    missed = [window for window in known if _is_overloaded(window, limit)]
-    overloaded = [window for window in missed if window.aborted or window.log_work > most]
-    steady = [
-        window
-        for window in known
-        if not window.aborted and (window.log_work <= most or not _is_overloaded(window, limit))
-    ]
+    steady, overloaded = _steady_and_overloaded(known, limit)
     answers_s = [window.median_e2e_s for window in windows if window.median_e2e_s is not None]
     e2e_s = float(np.median(answers_s)) if answers_s else E2E_UNKNOWN_S
     rate_qps = float(np.median([window.rate_qps for window in known])) if known else math.inf
@@ -221,8 +189,8 @@ def fit(
     loads = centre + LOAD_GRID
     several = len({window.rate_qps for window in known}) > 1
     is_held = len(known) > 1 and not several
-    slope_prior = _slope_prior(limit, math.inf if is_held else rate_qps * e2e_s)
-    belief = _belief_in_columns(len(kernels), *slope_prior)
+    believed = slope_prior(limit, math.inf if is_held else rate_qps * e2e_s)
+    belief = belief_in_columns(len(kernels), *believed)
     belief += np.tile(_floor_evidence(known, limit), len(kernels))
     belief = belief + _heavy_tailed(loads, prior.centre - usual, math.hypot(prior.sd, moved))[:, None]
     blocks = _blocks(steady, limit, kernels, centre)
@@ -253,11 +221,12 @@ def fit(
         shift=np.where(np.tile(FLOOR_PARTS, len(kernels)) > 1, -np.inf, shift),
         beyond=edge,
         slope=float(SLOPES[j % len(SLOPES)]),
-        floor=float(mass.sum(axis=0) @ np.tile(_floors(allowed), len(kernels))),
-        slope_unusual=several and _unusual(mass, *slope_prior),
+        floor=float(mass.sum(axis=0) @ np.tile(floors(allowed), len(kernels))),
+        slope_unusual=several and is_unusual(mass, *believed),
         dispersion=unexplained,
         kept=any((window.over(limit).share or 0.0) <= allowed for window in known),
-        rising=bool(missed) or 2 * (evidence.max() - blocks[0].constant()) / unexplained.inflation > RISING,
+        rising=any(_is_overloaded(window, limit) for window in known)
+        or 2 * (evidence.max() - blocks[0].constant()) / unexplained.inflation > RISING,
         over=sum(window.over(limit).over for window in known),
         determined=sum(window.over(limit).determined for window in known),
     )
@@ -277,7 +246,7 @@ def _shifts(
     columns: Sequence[int] | slice = slice(None),
 ) -> Floats:
     """The shift of each of the columns: those with the first kernel, then with the next."""
-    slopes, rise = SLOPES[columns], _rise(allowed)[columns]
+    slopes, rise = SLOPES[columns], rises(allowed)[columns]
     if not windows:
         return np.zeros(len(slopes) * len(kernels))
     arrivals_var = float(np.mean([window.arrivals_var for window in windows]))
@@ -288,29 +257,16 @@ def _shifts(
     )
 
 
-def _belief_in_columns(kernels: int, centre: float, sd: float) -> Floats:
-    """ln of the prior mass of each floor and slope with each of so many kernels."""
-    sds, steps = np.where(COLUMN_FLOORS, FLOOR_SLOPE_SD, sd), np.where(COLUMN_FLOORS, 2, 1)
-    belief = FLOOR_BELIEF[COLUMN_FLOORS] - ((COLUMN_SLOPES - centre) / sds) ** 2 / 2 + np.log(steps / sds)
-    return np.concatenate([belief - LONGER * (kernel > 0) for kernel in range(kernels)])
-
-
-def _slope_prior(limit: Limit, in_flight: float) -> tuple[float, float]:
-    """Centre and standard deviation of ln slope beforehand, with so many requests in flight."""
-    few = min(max(in_flight, 1.0) / MANY, 1.0)
-    return GAP_SLOPES.get(metric_of(limit), (SLOPE_CENTRE + math.log(few) / 2, SLOPE_SD))
-
-
-def _unusual(mass: Floats, centre: float, sd: float) -> bool:
-    odd = (np.abs(COLUMN_SLOPES - centre) > UNUSUAL * sd) | (FLOOR_PARTS >= MUCH)
-    return float(mass.sum(axis=0).reshape(-1, len(SLOPES))[:, odd].sum()) > 0.5
-
-
-def _most_kept(windows: Sequence[WindowCounts], limit: Limit) -> float:
-    """ln of the highest load of a window that kept the limit."""
+def _steady_and_overloaded(
+    windows: Sequence[WindowCounts], limit: Limit
+) -> tuple[list[WindowCounts], list[WindowCounts]]:
+    """The windows that show a rate, or a bad time, and those that show an overload (`BAD_TIME`)."""
     allowed = allowed_over(limit)
     kept = [w.log_work for w in windows if not w.aborted and (w.over(limit).share or 0.0) <= allowed]
-    return max(kept, default=-math.inf)
+    most = max(kept, default=-math.inf) + BAD_TIME
+    overloads = [w for w in windows if _is_overloaded(w, limit) and (w.aborted or w.log_work > most)]
+    steady = [w for w in windows if not w.aborted and (w.log_work <= most or not _is_overloaded(w, limit))]
+    return steady, overloads
 
 
 def _is_overloaded(window: WindowCounts, limit: Limit) -> bool:
@@ -332,7 +288,7 @@ def _floor_evidence(windows: Sequence[WindowCounts], limit: Limit) -> Floats:
     over, determined = np.array(
         [(count.over, count.determined) for count in (w.over(limit) for w in windows)]
     ).T
-    floor = np.maximum(_floors(allowed_over(limit)), LEAST_SHARE)
+    floor = np.maximum(floors(allowed_over(limit)), LEAST_SHARE)
     lower = np.minimum((over / determined)[:, None], floor)
     loss = lower * np.log(np.maximum(lower, LEAST_SHARE) / floor) + (1 - lower) * np.log(
         (1 - lower) / (1 - floor)
@@ -345,33 +301,9 @@ def _overload_evidence(window: WindowCounts, limit: Limit, centre: float) -> Flo
     counted = window.over(limit)
     share = min(counted.over / counted.determined, OVERLOADED_SHARE)
     places = SPAN + _steps(window.log_work - centre) - np.arange(-REACH, REACH + 1)
-    expected = np.minimum(np.exp(_log_shares(allowed_over(limit))[0][:, places].T), share)
+    expected = np.minimum(np.exp(log_shares(allowed_over(limit))[0][:, places].T), share)
     loss: Floats = counted.determined * (share * np.log(expected) + (1 - share) * np.log1p(-expected))
     return OVERLOAD_WEIGHT * loss
-
-
-@cache
-def _log_shares(allowed: float) -> tuple[Floats, Floats]:
-    """ln of the shares over and within a limit, per column, from `SPAN` steps below the limit load to as many
-    above."""
-    rise, floor = _rise(allowed)[:, None], _floors(allowed)[:, None]
-    odds = np.log(rise / (1 - rise)) + SLOPES[:, None] * STEP * np.arange(-SPAN, SPAN + 1)
-    over = np.where(
-        floor > 0, np.log(np.maximum(floor + (1 - floor) * logistic(odds), LEAST_SHARE)), -_softplus(-odds)
-    )
-    return over, np.log1p(-floor) - _softplus(odds)
-
-
-def _floors(allowed: float) -> Floats:
-    """The floor of each column, as a share."""
-    floors: Floats = np.minimum(FLOOR_PARTS * allowed, (1 + allowed) / 2)
-    return floors
-
-
-def _rise(allowed: float) -> Floats:
-    """The share over the limit, at a column's limit load, of the requests that are not of its floor."""
-    floor = _floors(allowed)
-    return np.maximum((allowed - floor) / (1 - floor), HOPELESS_RISE * allowed)
 
 
 def _steps(apart: Floats | float) -> Steps:
@@ -396,16 +328,6 @@ def _blocks(
     ]
 
 
-def logit(share: float) -> float:
-    """ln of the odds of a share."""
-    return math.log(share / (1 - share))
-
-
 def _heavy_tailed(at: Floats, centre: float, sd: float) -> Floats:
     """ln density of Student's t with three degrees of freedom: what is believed beforehand may be wrong."""
     return -2.0 * np.log1p(((at - centre) / sd) ** 2 / 3)
-
-
-def _softplus(x: Floats) -> Floats:
-    """ln(1 + e^x), without overflow and faster than logaddexp."""
-    return np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))

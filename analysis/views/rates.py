@@ -4,8 +4,8 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from analysis.capacity import window_table
-from analysis.capacity.limit_posterior import MUCH
 from analysis.capacity.posterior import LEAST_EFFECT
+from analysis.capacity.share_curves import MUCH
 from analysis.results import figures, summary
 from analysis.results.figures import ALONE, JOINT, CapacityFigures, HoldFigures, ProbeFigures, WindowRow
 from analysis.results.predictions import PredictionVerdict

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from analysis.capacity.limit_posterior import Prior, logit
+from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import Capacity, posterior
+from analysis.capacity.share_curves import logit
 from analysis.rows.failures import NEARLY_ALL
 from conf.specs.bounds import GAPS, allowed_over, metric_of
 from conf.specs.experiment import Search

@@ -9,8 +9,9 @@ import math
 import numpy as np
 import pytest
 
-from analysis.capacity.limit_posterior import FLOOR_BELIEF, FLOORS, LOAD_GRID, Prior
+from analysis.capacity.limit_posterior import LOAD_GRID, Prior
 from analysis.capacity.posterior import Capacity, posterior
+from analysis.capacity.share_curves import FLOOR_BELIEF, FLOORS
 from analysis.capacity.window_counts import NS, LimitCount, WindowCounts
 from conf.specs.bounds import LIMITS
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.capacity.kernel import LEAST_REQUESTS_FELT, Kernel, log_loads
-from analysis.capacity.limit_posterior import E2E_UNKNOWN_S, Prior, logit
+from analysis.capacity.limit_posterior import E2E_UNKNOWN_S, Prior
 from analysis.capacity.posterior import DOUBT, posterior
 from analysis.capacity.rate_shift import population_shift
+from analysis.capacity.share_curves import logit
 from analysis.capacity.window_counts import (
     LOOK_AHEAD,
     LOOK_BACK,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.capacity.limit_posterior import logit
+from analysis.capacity.share_curves import logit
 from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, NS, LimitCount, WindowCounts
 from conf.specs.bounds import allowed_over
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from analysis.capacity.kernel import Floats, Kernel
-from analysis.capacity.limit_posterior import logit
 from analysis.capacity.posterior import Capacity, posterior
+from analysis.capacity.share_curves import logit
 from analysis.capacity.window_counts import BLOCK_S, LOOK_AHEAD, LOOK_BACK, NS, LimitCount, WindowCounts
 from conf.specs.bounds import LIMITS, allowed_over
 from conf.specs.experiment import Search
