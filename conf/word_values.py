@@ -30,16 +30,21 @@ def parsed(root: Fields, texts: Mapping[str, str], refusals: Refusals) -> dict[s
     values: dict[str, Any] = {}
     for key, text in texts.items():
         with refusals.collected():
-            if key == LIST:
-                also_set = next((other for other in texts if other in USUAL or long_key(other) != other), "")
+            if key == LIST and "slo" in root:
+                also_set = next((other for other in texts if other in USUAL or _is_bound(other)), "")
                 require(not also_set, f"{LIST} and {also_set} set the same; leave one of them out")
                 values |= _listed(text)
             else:
-                own = long_key(key)
+                own = long_key(key) if "slo" in root else key
                 value = _value(bare(type_of(root, own))[0], own, text)
                 constants.check_key(own)
                 values[own] = value
     return values
+
+
+def _is_bound(key: str) -> bool:
+    """True of a key of another bound than the usual ones, by its short name or the long one."""
+    return long_key(key) != key or key.startswith("slo.at_most_ms")
 
 
 def _listed(text: str) -> dict[str, Any]:

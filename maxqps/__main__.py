@@ -22,7 +22,10 @@ ROOMS = {
     "serve_apps": ("render", "model"),
 }
 """The verbs of each package."""
-FIRST = {verb: next(it for it in ROOMS if verb in ROOMS[it]) for verbs in ROOMS.values() for verb in verbs}
+FIRST: dict[str, str] = {}
+for _room, _verbs in ROOMS.items():
+    for _verb in _verbs:
+        FIRST.setdefault(_verb, _room)
 """The package of each verb's short form: the first that has it."""
 PURPOSES = {
     "loadgen": "load a service, search, predict",

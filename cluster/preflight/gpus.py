@@ -315,6 +315,8 @@ class PowerMeter:
         """Read these nodes from now on."""
         before = self._followed
         self._followed = {node: before.get(node) or self._begun(node, name) for node, name in names.items()}
+        for node, name in names.items():
+            self._followed[node].name = name
         for node in before.keys() - names.keys():
             ray.kill(before[node].actor)
 

@@ -66,7 +66,7 @@ def connect(host: WatchedHost) -> None:
 class HostWatch:
     """Watches hosts in a thread for each, since one that is silent must not delay the others.
 
-    A load host that is silent is waited for `patience_s`.
+    Whoever sends load from a host that is silent waits for it for `patience_s`.
     """
 
     def __init__(self, reach: Reach = connect, patience_s: float = 0.0) -> None:

@@ -18,6 +18,10 @@ RELATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
+NUMERIC = {"above", "below", "at_least", "indivisible_by"}
+"""Relations between numbers: anything else compares with nothing."""
+
+
 class Ruled:
     """Base of a spec that has rules: it is checked when it is made."""
 
@@ -73,15 +77,20 @@ def _test(wanted: Any) -> Test:
         return lambda _, value: bool(value) is (wanted == "is set")
     if not isinstance(wanted, dict):
         choices = wanted if isinstance(wanted, list) else [wanted]
-        return lambda _, value: value in choices
+        # 0 is not false, nor 1 true: a user's argument of vLLM may be either.
+        return lambda _, value: any(
+            value == choice and isinstance(value, bool) is isinstance(choice, bool) for choice in choices
+        )
     ((relation, other),) = wanted.items()
     if relation == "not":
         test = _test(other)
         return lambda spec, value: not test(spec, value)
-    compare = RELATIONS[relation]
+    compare, is_of_numbers = RELATIONS[relation], relation in NUMERIC
 
     def compared(spec: Any, value: Any) -> bool:
         bound = _at(spec, other) if isinstance(other, str) else other
+        if is_of_numbers and not all(isinstance(each, int | float) for each in (value, bound)):
+            return False
         return value is not None and bound is not None and bool(compare(value, bound))
 
     return compared

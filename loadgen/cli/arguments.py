@@ -52,7 +52,7 @@ def parser(verb: str, description: str | None) -> argparse.ArgumentParser:
     for flag, facts in FLAGS.items():
         settings = {name: value for name, value in facts.items() if name != "verbs"}
         if "type" in settings:
-            settings["type"] = Path
+            settings["type"] = {"path": Path}[settings["type"]]
         if not verb:
             settings["help"] = f"{', '.join(facts['verbs'])}: {facts['help']}"
         elif verb not in facts["verbs"]:

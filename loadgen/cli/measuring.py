@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any, TypeVar
 
 from analysis.live.address import Address
@@ -33,7 +32,8 @@ from loadgen.run.jobs import Job, SearchCapacity, SharedService, Site
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.progress import Emit
 from loadgen.run.run_folder import Folder, RunFolder, refuse_links
-from loadgen.search.pacing import longer_at
+from loadgen.search.pacing import fitted
+from loadgen.search.window_plan import Start
 from loadgen.studies import calibration_probes, comparison, published_ladder, quality_study, study
 from loadgen.studies.matrix_study import MatrixStudy
 
@@ -178,7 +178,8 @@ def resume(path: Path, site: Site, show: Emit) -> PartVerdict:
         return verdict
     if studies.is_study(path):
         experiment = saved_experiment(path)
-        folder = resumption.opened(Folder, path)
+        with resumption.resuming():
+            folder = Folder(path)
         return run_study(_saved_study(path, experiment), folder, site, show)
     run = _cut_short(path)
     again, rows = resumption.reopen(run)
@@ -208,9 +209,7 @@ def left(path: Path) -> str:
         return f"# {len(ended)} of {len(names)} parts have ended; left: {left}"
     run = _cut_short(path)
     before, search = resumption.continued(run), saved_experiment(path).search
-    plans = [window.plan for window in before.windows]
-    rates = [plan.rate_qps for plan in plans if plan.kind == "window"]
-    budget_s = search.budget_s * (longer_at(fmean(rates)) if rates else 1.0)
+    budget_s = fitted(search, Start(), before.windows).budget_s
     left_s = max(0.0, budget_s - before.elapsed_s) + search.confirm_s
     return f"# {len(before.windows)} finished windows, {left_s:.0f} s of load left"
 

@@ -123,15 +123,10 @@ class Command:
         return next((key for key in args if key.startswith("speculative")), "")
 
     @property
-    def deployment_s(self) -> float:
-        """The budget of one deployment, in seconds."""
-        return self.experiment.search.budget_s / self.experiment.search.deployments
-
-    @property
     def fitting_windows(self) -> int:
-        """Windows that fit into it."""
+        """Windows that fit into the budget."""
         search = self.experiment.search
-        return int(self.deployment_s * search.min_windows / search.least_s)
+        return int(search.budget_s * search.min_windows / search.least_s)
 
 
 @dataclass(frozen=True, slots=True)

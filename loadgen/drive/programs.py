@@ -275,14 +275,14 @@ def play_closed_loop(
 
 def _play(driver: Driver, number: int, requests: int) -> None:
     """Wait until all requests of a closed loop have ended; what nobody starts any more is retracted."""
-    ended, changed_ns = -1, driver.feed.target.now_ns()
+    started, changed_ns = -1, driver.feed.target.now_ns()
     while True:
         rows, now_ns = driver.windows.ledger.rows(number), driver.feed.target.now_ns()
         pending = in_flight(rows)
         if len(rows) - pending >= requests:
             return
-        if pending or len(rows) > ended:
-            ended, changed_ns = len(rows), now_ns
+        if pending or len(rows) > started:
+            started, changed_ns = len(rows), now_ns
         elif now_ns > changed_ns + IDLE_NS:
             driver.feed.target.retract()
             why = (

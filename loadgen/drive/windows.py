@@ -62,6 +62,7 @@ class Windows:
     outcomes: list[MeasuredWindow] = field(default_factory=list)
     reported: dict[int, dict[str, Any]] = field(default_factory=dict)
     open: tuple[WindowPlan, Window] | None = None
+    _claim: tuple[list[MeasuredWindow], Claim] | None = None
     outages: Callable[[], Sequence[HostOutage]] = lambda: ()
 
     def restore(self, past: Past) -> None:
@@ -133,8 +134,13 @@ class Windows:
         """What a verdict claims of the windows as last counted; None while the ramp is not over."""
         if (belief := self.prior) is None:
             return None
-        counted = [outcome.counts for outcome in self.outcomes]
-        return claimed(counted_windows(self.outcomes), belief, counted, self.requests)
+        # Events and the verdict claim the same: a window that was counted again is another object.
+        before = self._claim[0] if self._claim else []
+        if self._claim is None or list(map(id, before)) != list(map(id, self.outcomes)):
+            counted = [outcome.counts for outcome in self.outcomes]
+            claim = claimed(counted_windows(self.outcomes), belief, counted, self.requests)
+            self._claim = list(self.outcomes), claim
+        return self._claim[1]
 
     def so_far(
         self,

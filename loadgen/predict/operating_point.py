@@ -174,8 +174,8 @@ def limited(latencies_ms: Mapping[str, Floats], slo: Slo, limit: Limit) -> Float
     """The limited latency in ms per request; of a joint bound the largest over its bound, else 0."""
     if metric_of(limit) != JOINT:
         return latencies_ms[metric_of(limit)]
-    own = [one for one in slo.limits if metric_of(one) in PER_REQUEST]
-    worst = np.fmax.reduce([latencies_ms[metric_of(one)] / slo.bound_ms(one) for one in own])
+    own = [each for each in slo.limits if metric_of(each) in PER_REQUEST]
+    worst = np.fmax.reduce([latencies_ms[metric_of(each)] / slo.bound_ms(each) for each in own])
     return np.asarray(np.nan_to_num(worst, posinf=np.inf))
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
-from itertools import cycle, islice, repeat
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -206,10 +206,7 @@ LETTERS_PER_TOKEN = 4.5
 
 def sentences(seed: int) -> Iterator[str]:
     """Endless sentences, each after a space; `seed` decides them all."""
-    rng = np.random.default_rng(seed)
-    drawn: Iterator[int] = (
-        number for _ in repeat(None) for number in rng.integers(0, 2**31, size=DRAWN).tolist()
-    )
+    drawn = _numbers(seed)
 
     def choice(field: re.Match[str]) -> str:
         choices = CHOICES[field[1]]
@@ -218,6 +215,12 @@ def sentences(seed: int) -> Iterator[str]:
     while True:
         written = FIELD.sub(choice, PATTERNS[next(drawn) % len(PATTERNS)])
         yield f" {written[0].upper()}{written[1:]}"
+
+
+def _numbers(seed: int) -> Iterator[int]:
+    rng = np.random.default_rng(seed)
+    while True:
+        yield from rng.integers(0, 2**31, size=DRAWN).tolist()
 
 
 def talk(seed: int, mean_tokens: tuple[int, int], line: Callable[[str, str], str]) -> Iterator[str]:

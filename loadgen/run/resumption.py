@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +14,8 @@ from analysis.rows import metrics, records
 from conf import ConfigError
 from conf.io.one_line import reason
 from loadgen.drive.load_feed import Past, health_of
-from loadgen.run.run_folder import Folder, RunFolder, read_files, sha256_of
+from loadgen.run.run_folder import RunFolder, read_files, sha256_of
 from loadgen.search.window_plan import MeasuredWindow, WindowPlan
-
-Opened = TypeVar("Opened", bound=Folder)
 
 
 def past(run: Run) -> Past:
@@ -93,12 +90,6 @@ def resuming() -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"cannot resume: {reason(error)}") from error
-
-
-@resuming()
-def opened(kind: type[Opened], path: Path) -> Opened:
-    """The folder of a run or a study that exists. Raises ConfigError."""
-    return kind(path)
 
 
 @resuming()

@@ -91,11 +91,14 @@ class Folder:
         path = out / (name or f"{stamp}-{secrets.token_hex(2)}")
         try:
             path.mkdir(parents=True)
-            return cls(path)
         except FileExistsError as error:
             raise ConfigError(
                 f"run folder {error.filename} exists; choose another run=NAME or remove it"
             ) from error
+        except OSError as error:  # what stands there is not ours to remove
+            raise ConfigError(f"cannot create the run folder: {error}") from error
+        try:
+            return cls(path)
         except OSError as error:
             shutil.rmtree(path, ignore_errors=True)  # else the next try finds its name taken
             raise ConfigError(f"cannot create the run folder: {error}") from error

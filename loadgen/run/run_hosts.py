@@ -1,6 +1,5 @@
 """The hosts of a run: their outages on the run's clock, and the table of them for the manifest."""
 
-from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,10 +47,10 @@ class RunHosts:
         """
         by_client, by_replica = (_counts(rows, name) for name in ("client_id", "replica_id"))
         hosts: dict[str, dict[str, Any]] = {}
-        for replica, facts in ChainMap(*(dict(server.get("replicas", {})) for server in servers)).items():
-            if address := facts.get("host"):
-                host = hosts.setdefault(address, {"address": address, "role": "serves", "requests": 0})
-                host["requests"] += by_replica.get(replica, 0)
+        replicas = [replica for server in servers for replica in server.get("replicas", {}).items()]
+        for replica, address in {name: facts["host"] for name, facts in replicas if "host" in facts}.items():
+            host = hosts.setdefault(address, {"address": address, "role": "serves", "requests": 0})
+            host["requests"] += by_replica.get(replica, 0)
         for member in self.fleet.members:
             if member.place:
                 address = member.place.address

@@ -61,7 +61,7 @@ def sweep_verdict(experiment: Experiment, driver: Driver, stop: Stop) -> RunVerd
     if claim and claim.change:
         evidence += f"; {claim.change}"
     # What was not used must not stand as evidence; of a void run every window is judged.
-    used = [one for one in judged if one.valid] if whole.valid else _every(driver)
+    used = [verdict for verdict in judged if verdict.valid] if whole.valid else _every(driver)
     base = _base(experiment, driver)
     verdict = replace(base, clock="wall", evidence=evidence, checks=worst_checks(used))
     if stop.kind == "actor_lost" and whole.valid:

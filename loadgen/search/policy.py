@@ -47,7 +47,8 @@ CLEAN_STEP, MOST_CLEAN_STEP, BELOW_OVERLOAD = 0.05, 0.4, 0.05
 ln distance that is kept below a rate that was overloaded."""
 STEP_UP, STEP_DOWN, MOST_DOWN = 0.10, 0.20, 0.8
 """Largest ln steps above a window that was not clean, and below any. While all missed a bound, the step down
-is no smaller from the third on, or from the second while all were overloaded, and doubles up to the last."""
+is at least the second value from the third window on, or from the second while all were overloaded, and
+doubles up to the third value."""
 MISSED_SHARE = 0.2
 """Share over a bound above which a window missed it, and not by chance."""
 

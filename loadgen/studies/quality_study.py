@@ -89,10 +89,10 @@ class AskSide(Job):
         warm_up(driver)
         experiment, service, is_base = self.experiment, self.service, self._path == self._base
         assert service is not None
-        asked = AskedService(experiment, service.urls, service.access)
+        answering = AskedService(experiment, service.urls, service.access)
         base_answers = {} if is_base else by_prompt(answer_file.read(self._base / answer_file.FILE))
         questions = (base_questions if is_base else candidate_questions)(experiment)
-        _refuse_unfit(asked, questions[0], base_answers.get((0, 0)))
+        _refuse_unfit(answering, questions[0], base_answers.get((0, 0)))
         pace, answers, decided = gate_pace(experiment), list[AnswerRecord](), Gate(experiment.quality)
 
         def answered(_: AskedPrompt, answer: AnswerRecord) -> bool:
@@ -103,7 +103,7 @@ class AskSide(Job):
 
         began_s = time.monotonic()
         try:
-            with Asking(questions, pace, asked.ask, answered) as asking:
+            with Asking(questions, pace, answering.ask, answered) as asking:
                 _load(driver, pace, asking.is_over, lambda: len(answers))
         finally:
             answer_file.write(answers, self._path / answer_file.FILE)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,14 +21,16 @@ from analysis.results.locations import SUMS, checksums
 from analysis.results.runs import RunError, load_run
 from analysis.results.studies import Parts, PartVerdict
 from analysis.results.verdicts import PartRow, RunVerdict, StudyVerdict
-from conf import Experiment, load
+from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from conf.keys import differences
 from loadgen.drive.load_feed import Past
 from loadgen.run import resumption
 from loadgen.run.jobs import Job, SearchCapacity
 from loadgen.run.progress import Emit
-from loadgen.run.run_folder import Folder, RunFolder
+from loadgen.run.run_folder import BusyError, Folder, LinkError, RunFolder
+
+Opened = TypeVar("Opened", bound=Folder)
 
 SEEDS = 1_000_000
 """Seeds of later parts are below this: six digits are easily copied."""
@@ -179,30 +181,33 @@ def _measured(study: Study, folder: Folder, run_part: RunPart, show: Emit) -> St
     """The verdict of the parts in order, until one has no result."""
     done: dict[str, PartVerdict] = {}
     for name in study.names:
-        part: PartVerdict | None = None
         try:
             folder.write_json(studies.FILE, to_tree(_running(study, folder, done)))
             tell(folder, show, f"part {len(done) + 1} of {len(study.names)}: {name}")
             part = _part(study, name, done, folder, run_part, show)
-            row = studies.part_row(name, part)
         except KeyboardInterrupt:
             why = "interrupted between two runs"
             row = PartRow(name=name, exit_code=summary.EXIT_INTERRUPTED, reason=why)
-        if part is None or part.exit_code not in study.ends:
-            running = _running(study, folder, done | ({name: part} if part else {}), None if part else row)
-            good = sum(each.valid for each in done.values())
-            return replace(
-                running,
-                state="ended",
-                evidence=f"{good} of {len(study.names)} parts have a result",
-                valid=bool(part and part.valid),
-                hold=part.hold if part else None,
-                exit_code=row.exit_code,
-                reason=f"{row.name}: {row.reason}",
-            )
+            return _cut(_running(study, folder, done, row), done, row)
+        if part.exit_code not in study.ends:
+            running = _running(study, folder, done | {name: part})
+            cut = _cut(running, done, studies.part_row(name, part))
+            return replace(cut, valid=part.valid, hold=part.hold)
         done[name] = part
     whole = replace(_running(study, folder, done), valid=True, passed=True, exit_code=summary.EXIT_OK)
     return replace(study.conclude(replace(whole, reason=""), done), state="ended")
+
+
+def _cut(running: StudyVerdict, done: Parts, row: PartRow) -> StudyVerdict:
+    """The verdict of a study that ended with the part of `row`."""
+    good = sum(part.valid for part in done.values())
+    return replace(
+        running,
+        state="ended",
+        evidence=f"{good} of {len(running.names)} parts have a result",
+        exit_code=row.exit_code,
+        reason=f"{row.name}: {row.reason}",
+    )
 
 
 def result(path: Path) -> PartVerdict | None:
@@ -229,13 +234,21 @@ def _part(study: Study, name: str, done: Parts, folder: Folder, run_part: RunPar
     experiment = load(base=config) if config.exists() else replace(study.part(name, done), out=out)
     path.mkdir(exist_ok=True)
     if experiment.search.parts > 1:
-        return run(several_sweeps(experiment), resumption.opened(Folder, path), run_part, show)
+        return run(several_sweeps(experiment), _opened(Folder, path), run_part, show)
     job = study.job(name, experiment)
     if not (path / "manifest.json").exists():
-        return run_part(job, resumption.opened(RunFolder, path), None)
+        return run_part(job, _opened(RunFolder, path), None)
     before = load_run(path)
     again, _ = resumption.reopen(before)
     return run_part(job, again, resumption.continued(before))
+
+
+def _opened(kind: type[Opened], path: Path) -> Opened:
+    """The folder of a part. Raises ConfigError for one that is in use, or leads elsewhere."""
+    try:
+        return kind(path)
+    except (BusyError, LinkError) as error:
+        raise ConfigError(f"cannot resume: {error}") from error
 
 
 def tell(folder: Folder, show: Emit, text: str) -> None:
