@@ -1,17 +1,13 @@
-"""Types of ASGI applications, and their lifespan protocol."""
+"""ASGI applications of replicas: their lifespan, their name on every answer, and a server behind one."""
 
-import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
 import aiohttp
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 async def nothing() -> None:
@@ -49,14 +45,15 @@ class Forwarding:
         if scope["type"] == "lifespan":
             await lifespan(receive, send, self.close)
         elif scope["type"] == "http":
-            await self._hand_through(scope, await _body(receive), send)
+            await self._hand_through(scope, receive, send)
 
     async def close(self) -> None:
         if self._client is not None:
             await self._client.close()
         await self._shutdown()
 
-    async def _hand_through(self, scope: Scope, body: bytes, send: Send) -> None:
+    async def _hand_through(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await Request(scope, receive).body()
         query = scope.get("query_string", b"").decode()
         url = f"{self._url}{scope['path']}{'?' if query else ''}{query}"
         headers = [(k.decode(), v.decode("latin-1")) for k, v in scope["headers"] if k not in HOP_HEADERS]
@@ -65,8 +62,8 @@ class Forwarding:
                 scope["method"], url, data=body, headers=headers, allow_redirects=False
             )
         except aiohttp.ClientConnectionError:
-            await send({"type": "http.response.start", "status": HTTPStatus.BAD_GATEWAY, "headers": []})
-            await send({"type": "http.response.body", "body": b"vLLM's server does not answer"})
+            refusal = Response("vLLM's server does not answer", HTTPStatus.BAD_GATEWAY)
+            await refusal(scope, receive, send)
             return
         async with answer:
             kept = [(k.lower(), v) for k, v in answer.raw_headers if k.lower() not in HOP_HEADERS]
@@ -86,48 +83,26 @@ class Forwarding:
         return self._client
 
 
-async def _body(receive: Receive) -> bytes:
-    parts: list[Any] = []
-    while True:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        if message["type"] == "http.disconnect" or not message.get("more_body", False):
-            return b"".join(parts)
-
-
-class StampedApp:
-    """`app` with the header `x-replica-id` on every answer; GET `DESCRIPTION_PATH` answers `described`.
-
-    `more` returns further facts of other replicas; each such request calls it.
-    """
+class ReplicaApp:
+    """`app` with the header `x-replica-id` on every answer; `pages` are the facts at further paths."""
 
     def __init__(
         self,
-        app: App,
+        app: ASGIApp,
         replica_id: str,
-        described: Mapping[str, Any],
-        more: Callable[[], Awaitable[Mapping[str, Any]]] | None = None,
+        pages: Mapping[str, Callable[[], Awaitable[Mapping[str, Any]]]] | None = None,
     ) -> None:
         self._app = app
-        self._header = (REPLICA_ID, replica_id.encode())
-        self._described = {"replica_id": replica_id, **described}
-        self._more = more
+        self._replica_id = replica_id
+        self._pages = pages or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), self._header]
+                header = REPLICA_ID, self._replica_id.encode()
+                message["headers"] = [*message.get("headers", ()), header]
             await send(message)
 
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-        elif scope["path"] == DESCRIPTION_PATH:
-            await self._describe(stamped)
-        else:
-            await self._app(scope, receive, stamped)
-
-    async def _describe(self, send: Send) -> None:
-        headers = [(b"content-type", b"application/json")]
-        facts = self._described | (dict(await self._more()) if self._more else {})
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(facts, default=str).encode()})
+        page = self._pages.get(scope.get("path", ""))
+        app = self._app if page is None else JSONResponse({"replica_id": self._replica_id, **await page()})
+        await app(scope, receive, stamped)

@@ -1,10 +1,10 @@
 """The request router of each policy of Ray Serve's. Requests that HAProxy balances by itself, or that the
 load generator sends straight to a replica, have none."""
 
-import json
 import socket
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import ray
@@ -16,18 +16,18 @@ from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 from ray.serve.schema import LoggingConfig
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route, Router
 
 from conf.ray_patches import LOOPBACK as LOOPBACK
 from conf.ray_patches import chosen_replica, init_handle, replica_ports_on_loopback, with_ingress_router
 from conf.specs.experiment import Routing
-from serve_apps.routing.asgi import Receive, Scope, Send, lifespan
 from serve_apps.routing.policies import NO_QUEUE_LIMIT, bound, router_options
 
-SESSION_HEADER = b"x-session-id"
+SESSION_HEADER = "x-session-id"
 """Serve's own default name, which its proxies read; RAY_SERVE_SESSION_ID_HEADER_KEY would change it."""
 CONCURRENT_REQUESTS = 1000
-
-Headers = Iterable[tuple[bytes, bytes]]
 
 
 def engine_options(
@@ -125,39 +125,25 @@ class IngressRouter:
     def __init__(self, engines: DeploymentHandle) -> None:
         stay_on_loopback()
         init_handle(engines)
-        self._app = RouteApp(engines)
-
-    async def __serve_build_asgi_app__(self) -> "RouteApp":
-        return self._app
-
-
-class RouteApp:
-    """The application of `IngressRouter`; an object, because uvicorn takes a method for an older ASGI."""
-
-    def __init__(self, engines: DeploymentHandle) -> None:
         self._engines = engines
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await lifespan(receive, send)
-        elif scope["type"] == "http":
-            await self._answer(scope["headers"], send)
+    async def __serve_build_asgi_app__(self) -> Router:
+        return route_app(self._engines)
 
-    async def _answer(self, request_headers: Headers, send: Send) -> None:
+
+def route_app(engines: DeploymentHandle) -> Router:
+    """The application of `IngressRouter`."""
+
+    async def answer(request: Request) -> JSONResponse:
+        session = request.headers.get(SESSION_HEADER)
+        handle = engines if session is None else engines.options(session_id=session)
         try:
-            status, tree = 200, {"replica_id": await self._chosen(request_headers)}
+            replica = await chosen_replica(handle)
         except (RuntimeError, DeploymentUnavailableError) as error:  # HAProxy answers 503 to its client
-            status, tree = 503, {"detail": str(error)}
-        body = json.dumps(tree).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+            return JSONResponse({"detail": str(error)}, HTTPStatus.SERVICE_UNAVAILABLE)
+        return JSONResponse({"replica_id": replica})
 
-    async def _chosen(self, headers: Headers) -> str:
-        """The full id of the replica for a request of these headers."""
-        session = next((value for name, value in headers if name == SESSION_HEADER), None)
-        engines = self._engines if session is None else self._engines.options(session_id=session.decode())
-        return await chosen_replica(engines)
+    return Router([Route("/internal/route", answer, methods=["POST"])])
 
 
 def stay_on_loopback() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import json
 import tempfile
 import time
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from conf.specs.experiment import Experiment, Layout, Model, Routing, SimulatedE
 from serve_apps.engine_model.cost.links import KvLink
 from serve_apps.engine_model.engine.engine import Engine
 from serve_apps.engine_model.engine.kinds import EngineKind
+from serve_apps.routing.asgi import ReplicaApp
 from serve_apps.routing.serve_routers import behind_router, engine_options, listener, stay_on_loopback
 from serve_apps.simulated.openai_answers import ApiRequest, ServedModel
 from serve_apps.simulated.realtime_engine import RealtimeEngine
@@ -141,14 +141,15 @@ class SimulatedReplica:
         self._prefill = prefill
         self._engine: RealtimeEngine | None = None
 
-    async def __serve_build_asgi_app__(self) -> SimulatedApp:
+    async def __serve_build_asgi_app__(self) -> ReplicaApp:
         kind, replica_id = self._kind, serve.get_replica_context().replica_id.unique_id
         self._engine = engine = _started(kind, self._seed, self._began_s)
         served = _served(kind, self._model)
         if kind.prefill is None:
-            return SimulatedApp(engine, served, replica_id)
+            return ReplicaApp(SimulatedApp(engine, served), replica_id)
         prompts = RemotePrompts(engine, self._answers, KvLink(kind.prefill.seconds), kind.prefill.writes)
-        return SimulatedApp(engine, served, replica_id, prompts, {PREFILL_PAGE: self._prefill_page})
+        app = SimulatedApp(engine, served, prompts)
+        return ReplicaApp(app, replica_id, {PREFILL_PAGE: self._prefill_page})
 
     async def check_health(self) -> None:
         if self._engine and self._engine.failure:
@@ -164,7 +165,7 @@ class SimulatedReplica:
         finally:
             response.cancel()
 
-    async def _prefill_page(self) -> bytes:
+    async def _prefill_page(self) -> dict[str, Any]:
         """The prefill replicas by their ids; those that do not answer now are left out."""
         assert self._prefill is not None
         try:
@@ -172,7 +173,7 @@ class SimulatedReplica:
             pages = await responses.results_async(timeout_s=ADDRESSES_S, return_exceptions=True)
         except (TimeoutError, RuntimeError, RayServeException):
             pages = []
-        return json.dumps({"replicas": dict(each for each in pages if isinstance(each, tuple))}).encode()
+        return {"replicas": dict(each for each in pages if isinstance(each, tuple))}
 
 
 class SimulatedPrefill:
@@ -190,7 +191,9 @@ class SimulatedPrefill:
         host = ray.util.get_node_ip_address()
         socket = listener(host)
         self._url = f"http://{host}:{socket.getsockname()[1]}"
-        app = SimulatedApp(self._engine, _served(kind, model), f"{PREFILL_ROLE}-{self._replica_id}")
+        app = ReplicaApp(
+            SimulatedApp(self._engine, _served(kind, model)), f"{PREFILL_ROLE}-{self._replica_id}"
+        )
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
         self._serving = asyncio.create_task(server.serve([socket]))
 

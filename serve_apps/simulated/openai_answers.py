@@ -15,9 +15,9 @@ from typing import Any
 
 TOKEN_TEXT = " token"
 DONE = b"data: [DONE]\n\n"
-JSON_TYPE = b"application/json"
+JSON_TYPE = "application/json"
 SSE_TYPE = b"text/event-stream; charset=utf-8"
-METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TIME_SCALE = b"x-time-scale"
 """Header of an engine whose clock is not the real one: its speed."""
 

@@ -1,11 +1,15 @@
 """The ASGI application of a simulated engine: OpenAI's paths, the engine's own times in the last event."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
 from serve_apps.engine_model.engine.engine import QueueFull
-from serve_apps.routing.asgi import Message, Receive, Scope, Send, lifespan
+from serve_apps.routing.asgi import lifespan
 from serve_apps.simulated import openai_answers, openai_request
 from serve_apps.simulated.openai_answers import ApiError, ApiRequest, OpenAiAnswer, ServedModel
 from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine, Stream
@@ -14,58 +18,46 @@ from serve_apps.simulated.split_engines import RemotePrompts
 
 
 class SimulatedApp:
-    """The ASGI application of one replica; the server in front cancels a call whose client has left.
+    """The ASGI application of one engine; the server in front cancels a call whose client has left.
 
-    `prompts` says where prompts are computed (by default in the engine itself); `pages` are further paths.
+    `prompts` says where prompts are computed (by default in the engine itself).
     """
 
     def __init__(
-        self,
-        engine: RealtimeEngine,
-        served: ServedModel,
-        replica_id: str,
-        prompts: RemotePrompts | None = None,
-        pages: Mapping[str, Callable[[], Awaitable[bytes]]] | None = None,
+        self, engine: RealtimeEngine, served: ServedModel, prompts: RemotePrompts | None = None
     ) -> None:
         self._engine = engine
         self._served = served
-        self._replica_id = replica_id.encode()
         self._prompts = prompts or engine
-        self._pages = pages or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await lifespan(receive, send)
-        elif scope["type"] == "http":
-            await self._http(scope, receive, send)
-
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+            return
         try:
             match (scope["method"], scope["path"]):
-                case ("POST", "/v1/completions"):
-                    request = openai_request.parse_completion(await _body(receive), self._served)
-                    await self._generate(request, scope, send)
-                case ("POST", "/v1/chat/completions"):
-                    request = openai_request.parse_chat(await _body(receive), self._served)
-                    await self._generate(request, scope, send)
+                case ("POST", "/v1/completions" | "/v1/chat/completions" as path):
+                    body = await _body(scope, receive)
+                    is_chat = path.startswith("/v1/chat")
+                    parse = openai_request.parse_chat if is_chat else openai_request.parse_completion
+                    await self._generate(parse(body, self._served), scope, receive, send)
+                    return
                 case ("GET", "/v1/models"):
-                    await self._answer(send, openai_answers.models_body(self._served))
+                    answer = _json(openai_answers.models_body(self._served))
                 case ("GET", "/metrics"):
-                    body = openai_answers.metrics_body(self._engine.metrics(), self._served)
-                    await self._answer(send, body, kind=openai_answers.METRICS_TYPE)
+                    metrics = openai_answers.metrics_body(self._engine.metrics(), self._served)
+                    answer = Response(metrics, media_type=openai_answers.METRICS_TYPE)
                 case ("GET", "/health"):
                     alive = self._engine.failure is None
-                    status = HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE
-                    await self._answer(send, b"", status)
-                case ("GET", path) if path in self._pages:
-                    await self._answer(send, await self._pages[path]())
+                    answer = _json(b"", HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE)
                 case (method, path):
                     message = f"{method} {path} is not served"
                     raise ApiError(message, HTTPStatus.NOT_FOUND, "NotFoundError")
         except ApiError as error:
-            await self._answer(send, error.body, error.status)
+            answer = _json(error.body, error.status)
+        await answer(scope, receive, send)
 
-    async def _generate(self, request: ApiRequest, scope: Scope, send: Send) -> None:
+    async def _generate(self, request: ApiRequest, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError as long as nothing was sent; later errors go in band."""
         try:
             stream = await self._prompts.open(request)
@@ -79,11 +71,14 @@ class SimulatedApp:
         kind = OpenAiAnswer if request.reveal is None else RevealedAnswer
         answer = kind(request, _request_id(scope, stream), int(time.time()), self._served)
         try:
-            await (self._stream if request.stream else self._whole)(stream, answer, send)
+            if request.stream:
+                await self._stream(stream, answer, send)
+            else:
+                await _json(await self._whole(stream, answer))(scope, receive, send)
         finally:
             self._prompts.close(stream)
 
-    async def _whole(self, stream: Stream, answer: OpenAiAnswer, send: Send) -> None:
+    async def _whole(self, stream: Stream, answer: OpenAiAnswer) -> bytes:
         last = answer.request.output_tokens - 1
         try:
             if isinstance(answer, RevealedAnswer):
@@ -92,12 +87,13 @@ class SimulatedApp:
             await stream.more_than(last)
         except EngineDead as error:
             raise openai_answers.server_error(str(error)) from error
-        await self._answer(send, answer.whole(stream.steps))
+        return answer.whole(stream.steps)
 
     async def _stream(self, stream: Stream, answer: OpenAiAnswer, send: Send) -> None:
         scale = self._engine.time_scale
         clock = [] if scale == 1 else [(openai_answers.TIME_SCALE, b"%.17g" % scale)]
-        await send(self._start(HTTPStatus.OK, openai_answers.SSE_TYPE, *clock))
+        headers = [(b"content-type", openai_answers.SSE_TYPE), *clock]
+        await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
         sent = 0
         try:
             while sent < answer.request.output_tokens:
@@ -110,38 +106,26 @@ class SimulatedApp:
             await send(_part(answer.end(stream.steps)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _answer(
-        self,
-        send: Send,
-        body: bytes,
-        status: HTTPStatus = HTTPStatus.OK,
-        kind: bytes = openai_answers.JSON_TYPE,
-    ) -> None:
-        await send(self._start(status, kind, (b"content-length", str(len(body)).encode())))
-        await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    def _start(self, status: HTTPStatus, kind: bytes, *more: tuple[bytes, bytes]) -> Message:
-        headers = [(b"content-type", kind), (b"x-replica-id", self._replica_id), *more]
-        return {"type": "http.response.start", "status": status.value, "headers": headers}
+def _json(body: bytes, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    return Response(body, status, media_type=openai_answers.JSON_TYPE)
 
 
-async def _body(receive: Receive) -> bytes:
+async def _body(scope: Scope, receive: Receive) -> bytes:
     """The body of a request, read to its end, because some clients listen only then.
 
     Raises ApiError for one that is too long, of which nothing is kept.
     """
     parts: list[bytes] = []
     size_bytes = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise openai_answers.invalid("the client left before its request was complete")
-        parts.append(message.get("body", b""))
-        size_bytes += len(parts[-1])
-        if size_bytes > openai_request.MOST_BODY_BYTES:
-            parts.clear()
-        if not message.get("more_body", False):
-            break
+    try:
+        async for part in Request(scope, receive).stream():
+            parts.append(part)
+            size_bytes += len(part)
+            if size_bytes > openai_request.MOST_BODY_BYTES:
+                parts.clear()
+    except ClientDisconnect as error:
+        raise openai_answers.invalid("the client left before its request was complete") from error
     if size_bytes > (most := openai_request.MOST_BODY_BYTES):
         status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
         reason = f"The body is longer than {most} bytes; send fewer or smaller images, or a shorter prompt."
@@ -155,7 +139,4 @@ def _part(body: bytes) -> Message:
 
 def _request_id(scope: Scope, stream: Stream) -> str:
     """The caller's x-request-id (Serve gives every request one), as vLLM does."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-id":
-            return str(value.decode("latin-1"))
-    return str(stream.state.request_id)
+    return Headers(scope=scope).get("x-request-id", str(stream.state.request_id))

@@ -22,7 +22,7 @@ from ray.serve import Application
 
 from conf.ray_patches import model_card
 from conf.specs.experiment import Experiment, Routing, VllmEngine
-from serve_apps.routing.asgi import Forwarding, StampedApp
+from serve_apps.routing.asgi import DESCRIPTION_PATH, Forwarding, ReplicaApp
 from serve_apps.routing.serve_routers import (
     LOOPBACK,
     behind_router,
@@ -208,9 +208,11 @@ class VllmProcessReplica:
             raise
         self._start_s = time.monotonic() - began_s
 
-    async def __serve_build_asgi_app__(self) -> StampedApp:
-        described = {"pid": self._process.pid, "start_s": self._start_s, "engine": {"argv": self._words}}
-        return StampedApp(self._app, self._replica_id, described)
+    async def __serve_build_asgi_app__(self) -> ReplicaApp:
+        return ReplicaApp(self._app, self._replica_id, {DESCRIPTION_PATH: self._page})
+
+    async def _page(self) -> dict[str, Any]:
+        return {"pid": self._process.pid, "start_s": self._start_s, "engine": {"argv": self._words}}
 
     async def check_health(self) -> None:
         if self._process.returncode is not None:

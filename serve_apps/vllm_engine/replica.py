@@ -13,7 +13,7 @@ from ray.serve.llm.deployment import DPServer, LLMServer, PDDecodeServer, PDPref
 from ray.serve.llm.ingress import OpenAiIngress
 
 from conf import ray_patches
-from serve_apps.routing.asgi import StampedApp
+from serve_apps.routing.asgi import DESCRIPTION_PATH, ReplicaApp
 from serve_apps.routing.serve_routers import stay_on_loopback
 
 PREFILL_FACTS_S = 5.0
@@ -29,10 +29,14 @@ class _Reporting:
         await super().__init__(*args, **kwargs)  # type: ignore[misc]
         self._start_s = time.monotonic() - began_s
 
-    async def __serve_build_asgi_app__(self) -> StampedApp:
+    async def __serve_build_asgi_app__(self) -> ReplicaApp:
         app = await super().__serve_build_asgi_app__()  # type: ignore[misc]
         replica_id = serve.get_replica_context().replica_id.unique_id
-        return StampedApp(app, replica_id, await self.described(), getattr(self, "described_elsewhere", None))
+        return ReplicaApp(app, replica_id, {DESCRIPTION_PATH: self.page})
+
+    async def page(self) -> dict[str, Any]:
+        """The page at `DESCRIPTION_PATH`."""
+        return await self.described()
 
     async def described(self) -> dict[str, Any]:
         """The running engine as plain data: versions, and vLLM's own resolved configuration."""
@@ -68,13 +72,14 @@ class PrefillServerReplica(_Reporting, PDPrefillServer):  # type: ignore[misc]
 class DecodeServerReplica(_Reporting, PDDecodeServer):  # type: ignore[misc]
     """One vLLM engine that answers, as `LLMServerReplica`; has prompts computed by a prefill engine."""
 
-    async def described_elsewhere(self) -> dict[str, Any]:
-        """The facts of one of the prefill engines, which no HTTP request reaches."""
+    async def page(self) -> dict[str, Any]:
+        """Also the facts of one of the prefill engines, which no HTTP request reaches."""
         facts = self._prefill_handle.options(stream=False).described.remote()
         try:
-            return {"prefill": await asyncio.wait_for(facts, PREFILL_FACTS_S)}
+            prefill = await asyncio.wait_for(facts, PREFILL_FACTS_S)
         except TimeoutError:
-            return {"prefill": None}
+            prefill = None
+        return await super().page() | {"prefill": prefill}
 
 
 def _with_one_token(request: Any) -> Any:

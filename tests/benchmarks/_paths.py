@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import uvloop
+from starlette.types import Message, Scope
 
 from analysis.rows import metrics
 from conf import Experiment, load
@@ -27,8 +28,7 @@ from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.routing.asgi import Message, Scope
-from serve_apps.simulated.server import SimulatedApp
+from serve_apps.routing.asgi import ReplicaApp
 from tests.benchmarks._clients import Meter, until
 from tests.support.servers.plans import client_plan
 from tests.support.virtual.simulated_prefix import application, simulated
@@ -164,7 +164,7 @@ class Call:
             self.tokens_ns.append(time.monotonic_ns())
 
 
-async def _from_caller(app: SimulatedApp, offer: Offer) -> Seen:
+async def _from_caller(app: ReplicaApp, offer: Offer) -> Seen:
     schedule, prompts, calls, tasks = offer.schedule, offer.prompts, [], []
     scope: Scope = {"type": "http", "method": "POST", "path": prompts.path, "headers": []}
     spent, start_ns = Spent({"replica": (os.getpid(),)}), time.monotonic_ns() + LEAD_NS

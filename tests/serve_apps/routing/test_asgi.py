@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from aiohttp import ClientPayloadError, web
 from aiohttp.test_utils import TestServer
+from starlette.types import Message
 
-from serve_apps.routing.asgi import DESCRIPTION_PATH, Forwarding, Message, StampedApp
+from serve_apps.routing.asgi import DESCRIPTION_PATH, Forwarding, ReplicaApp
 from tests.support.machine.patience import PATIENCE_S
 
 BODY = b'{"prompt": [1, 2]}'
@@ -139,7 +140,10 @@ def ask(path: str, kind: str = "http") -> list[Message]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    app = StampedApp(hello, "r1", {"pid": 7, "engine": {"tp": 8}})
+    async def page() -> dict[str, Any]:
+        return {"pid": 7, "engine": {"tp": 8}}
+
+    app = ReplicaApp(hello, "r1", {DESCRIPTION_PATH: page})
     asyncio.run(app({"type": kind, "path": path}, None, send))  # type: ignore[arg-type]
     return sent
 
@@ -154,21 +158,3 @@ def test_one_path_tells_what_runs() -> None:
     start, body = ask(DESCRIPTION_PATH)
     assert start["status"] == 200
     assert json.loads(body["body"]) == {"replica_id": "r1", "pid": 7, "engine": {"tp": 8}}
-
-
-def test_what_stands_elsewhere_is_asked_each_time() -> None:
-    answers = iter([{"prefill": None}, {"prefill": {"pid": 8}}])
-
-    async def elsewhere() -> dict[str, Any]:
-        return next(answers)
-
-    app = StampedApp(hello, "r1", {"pid": 7}, elsewhere)
-    for expected in (None, {"pid": 8}):
-        sent: list[Message] = []
-
-        async def send(message: Message, into: list[Message] = sent) -> None:
-            into.append(message)
-
-        asyncio.run(app({"type": "http", "path": DESCRIPTION_PATH}, None, send))  # type: ignore[arg-type]
-        told = json.loads(sent[1]["body"])
-        assert told == {"replica_id": "r1", "pid": 7, "prefill": expected}

@@ -26,11 +26,7 @@ from cluster.ray_session.session import Session, open_session
 from conf import load
 from conf.specs.experiment import Cluster, Routing
 from serve_apps.routing.policies import bound, ring, session_key, starts
-from serve_apps.routing.serve_routers import (
-    BoundedHashRouter,
-    RouteApp,
-    request_router,
-)
+from serve_apps.routing.serve_routers import BoundedHashRouter, request_router, route_app
 from serve_apps.simulated.app import application_name, build_app
 
 SPECS = load(["engine=simulated", "layout=dp2_tp4_ep4", "workload=chat_sessions"])
@@ -185,7 +181,7 @@ def told(engines: Engines, *headers: tuple[bytes, bytes]) -> tuple[int, dict[str
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/internal/route", "headers": headers}
-    asyncio.run(RouteApp(engines)(scope, None, send))
+    asyncio.run(route_app(engines)(scope, None, send))
     start, body = sent
     assert (b"content-length", b"%d" % len(body["body"])) in start["headers"]
     return start["status"], json.loads(body["body"])

@@ -60,7 +60,7 @@ class Node:
         self.seconds = kind.prefill.seconds
         ask = ask or partial(compute, self.prefill)
         prompts = RemotePrompts(self.decode, ask, KvLink(self.seconds), mode == "write")
-        self.app = SimulatedApp(self.decode, SERVED, "decode-1", prompts)
+        self.app = SimulatedApp(self.decode, SERVED, prompts)
         self.prompts = prompts
 
     def call(self, **fields: Any) -> Call:

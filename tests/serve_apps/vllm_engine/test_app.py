@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from serve_apps.routing.asgi import Message
 from serve_apps.routing.serve_routers import LOOPBACK, reserved_port
 from serve_apps.vllm_engine import app
 from serve_apps.vllm_engine.app import VllmProcessReplica, engines_prefix, guarded, vllm_app
@@ -171,7 +170,7 @@ def test_the_server_ends_with_the_application_and_not_by_the_garbage_collector(a
         async def receive() -> dict[str, str]:
             return {"type": next(messages)}
 
-        async def send(message: Message) -> None:
+        async def send(message: dict[str, str]) -> None:
             answers.append(message["type"])
             await replica.check_health() if len(answers) == 1 else None
 

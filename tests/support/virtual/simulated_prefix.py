@@ -9,13 +9,14 @@ import uvicorn
 from conf import Experiment
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model import Engine, EngineKind
+from serve_apps.routing.asgi import ReplicaApp
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.realtime_engine import RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp
 
 
 @asynccontextmanager
-async def application(experiment: Experiment) -> AsyncIterator[SimulatedApp]:
+async def application(experiment: Experiment) -> AsyncIterator[ReplicaApp]:
     """The application of one replica, whose engine runs meanwhile."""
     spec, model = experiment.engine, experiment.model
     assert isinstance(spec, SimulatedEngine)
@@ -24,7 +25,7 @@ async def application(experiment: Experiment) -> AsyncIterator[SimulatedApp]:
     served = ServedModel(model.served_name, spec.max_model_len, model.vocab, block_size=spec.block_size)
     engine.start()
     try:
-        yield SimulatedApp(engine, served, "r0")
+        yield ReplicaApp(SimulatedApp(engine, served), "r0")
     finally:
         engine.stop()
 

@@ -10,6 +10,7 @@ from typing import Any
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
 from serve_apps.engine_model.engine.kinds import EngineKind
+from serve_apps.routing.asgi import ReplicaApp
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.realtime_engine import RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp
@@ -78,7 +79,7 @@ class Service:
         self.loop = asyncio.get_running_loop()
         self.plain = engine(**changes)
         self.engine = RealtimeEngine(self.plain, self.loop.time, time_scale)
-        self.app = SimulatedApp(self.engine, SERVED, "replica-7")
+        self.app = ReplicaApp(SimulatedApp(self.engine, SERVED), "replica-7")
         self.engine.start()
 
     def call(self, path: str, **fields: Any) -> "Call":
