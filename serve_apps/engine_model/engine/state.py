@@ -166,8 +166,9 @@ class Arrays:
             self.set(**{name: np.concatenate([held, zeros]) if len(held) else zeros})
 
     def make_requests(self, count: int) -> None:
-        """Room for requests, and for the links of their queues."""
-        self.make(requests=count, links=(count, 2))
+        """Requests that have not been sent, and room for the links of their queues."""
+        self.set(requests=np.repeat(NEW_REQUEST, count))
+        self.make(links=(count, 2))
 
     def make_books(self, runs: int, cells: int) -> None:
         """Room for so many runs of blocks and cells."""

@@ -134,7 +134,6 @@ class Service:
         pieces = np.ascontiguousarray(np.stack([names[:levels].T, blocks[:levels].T], axis=-1), np.int64)
         self._pieces.append(pieces)
         requests = self.arrays.requests[first : first + len(each)]
-        requests[:] = state.NEW_REQUEST
         requests["serial"] = np.arange(first, first + len(each))
         requests["prompt"], requests["output"] = prompt[each], output[each]
         requests["shares"], requests["pieces"] = pieces.ctypes.data + each * pieces.strides[0], levels
