@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import RayError
@@ -141,10 +141,10 @@ def inspect(expected: Expected) -> PreflightReport:
     seen = with_devices(seen, expected)
     remedy = "look at `ray status` and at the node itself; the package must be installed there"
     silent = [
-        Finding("fail", reason, "an answer", remedy, check="node", node=nodes[key][0])
+        Finding("fail", reason, "an answer", remedy, check="node", node=nodes[key].name)
         for key, reason in lost.items()
     ]
-    names = tuple(name for name, *_ in nodes.values())
+    names = tuple(node.name for node in nodes.values())
     return PreflightReport(names, (*silent, *findings(list(seen.values()), expected)))
 
 
@@ -165,8 +165,17 @@ def _enough(nodes: Sequence[InspectedNode], expected: Expected) -> Finding:
     return Finding(status, str(serving), wanted, remedy, check="serving nodes", node=ALL_NODES)
 
 
-def _alive_nodes() -> dict[str, tuple[str, str, float, bool]]:
-    """Name, role, GPUs and being the head of the alive nodes, by Ray's id.
+class RayNode(NamedTuple):
+    """A node as Ray lists it: the first fields of an `InspectedNode`."""
+
+    name: str
+    role: str
+    ray_gpus: float
+    is_head: bool
+
+
+def _alive_nodes() -> dict[str, RayNode]:
+    """The alive nodes by Ray's id.
 
     Nodes that share an address have the beginning of the id in their name.
     """
@@ -177,7 +186,7 @@ def _alive_nodes() -> dict[str, tuple[str, str, float, bool]]:
         key, name, resources = node["NodeID"], node["NodeManagerAddress"], node["Resources"]
         name += "" if addresses[name] == 1 else f"#{key[:6]}"
         role = node.get("Labels", {}).get("role", "")
-        nodes[key] = name, role, resources.get("GPU", 0.0), HEAD_RESOURCE in resources
+        nodes[key] = RayNode(name, role, resources.get("GPU", 0.0), HEAD_RESOURCE in resources)
     return nodes
 
 

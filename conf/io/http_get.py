@@ -194,10 +194,10 @@ def ask(
     Everything from connecting to the last byte takes at most `within_s`; only the look-up of a name has the
     resolver's own limit. Whoever asks often makes the context `tls` of `access` once. Raises AskError.
     """
-    parts = urlsplit(url)
-    sent = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close", **(headers or {})}
-    sent |= access.headers
     try:
+        parts = urlsplit(url)
+        sent = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close", **(headers or {})}
+        sent |= access.headers
         tls = (tls or access.tls()) if parts.scheme == "https" else None
         began_s = time.monotonic()
         with closing(_connected(parts, tls, began_s + within_s, most_bytes)) as line:

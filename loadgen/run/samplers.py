@@ -178,8 +178,6 @@ class Scraper(_Sampler):
             )
         except AskError as error:
             answers[name] = error
-        except Exception as error:  # noqa: BLE001  the boundary of an answer: whatever came, the run goes on
-            answers[name] = AskError(f"{type(error).__name__}: {error}")
 
     def _row(
         self, name: str, url: str, answer: HttpAnswer | AskError | None, clock_ns: int

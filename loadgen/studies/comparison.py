@@ -139,9 +139,8 @@ class Comparison(TwoSides):
     kind = verb = KIND
 
     def __init__(self, a: Experiment, b: Experiment) -> None:
-        super().__init__(a, b)
-        # B's engine gets a seed of its own: common are the arrivals, not the noise of a simulated engine.
-        self.experiments["b"] = replace(self.experiments["b"], seed=seed_of(a.seed, "b"))
+        # Common to both are the arrivals, not the noise of a simulated engine.
+        super().__init__(a, b, b_seed=seed_of(a.seed, "b"))
 
     def job(self, name: str, experiment: Experiment) -> Job:
         return SearchCapacity(experiment) if name == "a" else ReplayWindows(experiment, self.path / "a")

@@ -81,10 +81,12 @@ class Study(ABC):
 
 
 class TwoSides(Study):
-    """A study of two parts, A and B; its folder stores B's configuration too."""
+    """A study of two parts, A and B, which is run with a seed of its own if so; its folder stores B's
+    configuration too.
+    """
 
-    def __init__(self, a: Experiment, b: Experiment) -> None:
-        super().__init__(a, {"a": a, "b": b})
+    def __init__(self, a: Experiment, b: Experiment, b_seed: int | None = None) -> None:
+        super().__init__(a, {"a": a, "b": b if b_seed is None else replace(b, seed=b_seed)})
         self.other = b
 
     def files(self, folder: Folder) -> Mapping[str, str]:

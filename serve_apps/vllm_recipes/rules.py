@@ -212,9 +212,9 @@ class VllmDeployment:
         return "ray" if self.engine.kind == "vllm" else "mp"
 
     @property
-    def texts(self) -> list[str]:
-        """Arguments that are text and should be numbers."""
-        return [name for name in NUMBERS if isinstance(self.args.get(name), str)]
+    def no_numbers(self) -> list[str]:
+        """Arguments that should be numbers and are something else, as 32k is text."""
+        return [name for name in NUMBERS if type(self.args.get(name, 0)) not in (int, float)]
 
     def number(self, name: str, otherwise: float) -> float:
         """An argument that is a number; `otherwise` if vLLM chooses it."""

@@ -175,6 +175,15 @@ def test_a_checkout_has_its_environment_where_nothing_lasts(
     assert ("which other checkouts cannot take" in capsys.readouterr().out) == (without != "hard links")
 
 
+def test_make_hands_kinds_and_folders_over(tmp_path: Path) -> None:
+    ours, vllm = tmp_path / "ours", tmp_path / "vllm"
+    targets = [f"{ours}/.installed", f"{vllm}/.installed", f"{vllm}/vllm-0.29.0"]
+    words = ["make", "--dry-run", f"VENV={ours}", f"VLLM_VENV={vllm}", *targets]
+    ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    arguments = re.findall(r"environment\.py (.*)", ran.stdout)
+    assert arguments == [f"main {ours}", f"vllm {vllm}", f"vllm==0.29.0 {vllm}/vllm-0.29.0"]
+
+
 PACKAGES = ("conf", "analysis", "serve_apps", "cluster", "loadgen", "maxqps")
 NOTEBOOKS = ROOT / "analysis" / "notebooks"
 

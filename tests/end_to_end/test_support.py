@@ -1,12 +1,14 @@
 """What tests stand on: no void counts as green, a stopped command goes on, a toy queue is that of books."""
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 from analysis.results import summary
-from tests.support.machine import tries
+from tests.support.machine import stutter, tries
 from tests.support.virtual.toy_services import OneAtATime, waits_longer
 
 
@@ -41,6 +43,32 @@ def test_void_runs_and_other_reasons_than_a_busy_machines_fail(tree: dict[str, A
     with pytest.raises(AssertionError, match=why):
         tries.valid(lambda _: tree)
     tries.refuse_other_reasons(tree, also=("wrong_prompts", "replica_lost", "vetoed"))
+
+
+STOPPED = """import time
+began = before = now = time.monotonic()
+while now - before < 0.4 and now - began < 60:
+    before, now = now, time.monotonic()
+raise SystemExit(7 if now - before > 0.4 else 0)"""
+"""Ends once it stood still."""
+
+
+def test_a_stuttered_command_stands_still_and_ends_with_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stutter, "RUN_S", 0.1)
+    monkeypatch.setattr(stutter, "STOP_S", 0.5)
+    assert stutter.run([sys.executable, "-IS", "-c", STOPPED], burners=1) == 7
+    assert stutter.run(["sh", "-c", "kill -9 $$"], burners=0) == 137
+
+
+def test_what_stops_the_stutter_ends_its_command() -> None:
+    tool = [sys.executable, "-m", "tests.support.machine.stutter", "--", "python", "-c"]
+    script = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
+    with subprocess.Popen([*tool, script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        process.terminate()
+        # The command holds the other end of the pipe until it has ended.
+        assert process.stdout.read() == ""
+    assert process.returncode == 143
 
 
 def test_the_queue_of_one_at_a_time_is_the_one_of_the_books():

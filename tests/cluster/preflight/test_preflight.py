@@ -172,9 +172,14 @@ def test_the_image_is_told_by_the_environment_or_podman(tmp_path: Path) -> None:
 
 
 def test_weights_are_sized_and_digested_and_their_absence_is_explained(tmp_path: Path) -> None:
-    write(tmp_path, {"config.json": "{}", "model-1.safetensors": "12345", "model-2.safetensors": "678"})
+    write(tmp_path, {"config.json": "{}"})
+    why, digest = node_facts.weights(tmp_path)
+    assert why == f"no weights in {tmp_path}" and digest is None
+    for part, gib in enumerate((1, 2)):
+        with (tmp_path / f"model-{part}.safetensors").open("wb") as file:
+            file.truncate(gib * GIB)
     size, digest = node_facts.weights(tmp_path)
-    assert size == "0.0 GiB in 2 files"
+    assert size == "3.0 GiB in 2 files" and digest
     write(tmp_path, {"config.json": '{"other": "revision"}'})
     assert node_facts.weights(tmp_path)[1] not in (digest, None)
     why, digest = node_facts.weights(tmp_path / "absent")
@@ -284,6 +289,14 @@ def test_a_known_bad_node_is_told_with_its_remedy(
     finding = findings(node)[check]
     assert (finding.status, finding.node) == (status, "10.0.0.1")
     assert remedy in finding.remedy
+
+
+def test_weights_that_are_not_there_are_told_with_their_reason() -> None:
+    bare = fact("weights equal", None)
+    finding = findings(replace(bare, host=replace(bare.host, weights="no weights in /models")))["weights"]
+    assert (finding.status, finding.figure) == ("fail", "no weights in /models")
+    unnamed = findings(SEEN, replace(MI325X, model_path=""))["weights"]
+    assert unnamed.status == "unknown" and "engine.model_path is empty" in unnamed.figure
 
 
 def test_a_front_that_queues_is_told_in_a_joined_cluster() -> None:

@@ -65,3 +65,11 @@ def test_an_answer_is_not_read_beyond_its_bound() -> None:
         assert len(ask(url, 10.0, most_bytes=2000).body) == 1000
         with pytest.raises(AskError, match="longer than 900 bytes"):
             ask(url, 10.0, most_bytes=900)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://127.0.0.1:99999/", "http://127.0.0.1:x/", "http://\ud800/"]
+)
+def test_an_address_that_is_none_gives_no_answer(url: str) -> None:
+    with pytest.raises(AskError):
+        ask(url, 10.0)

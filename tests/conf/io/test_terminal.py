@@ -17,19 +17,9 @@ from conf.io import terminal
 from conf.io.one_line import MOST_LETTERS, one_line, plain, printable, reason
 from conf.io.terminal import fit
 from loadgen.run import progress
+from tests.support.runs.live_states import DONE
 
 HOSTILE = ("\x1b[2J", "\x1b]0;t\x07", "\x9b2J", "\u202e", "\u2028", "\x00", "\r", "\ud800")
-DONE = {
-    "index": 3,
-    "kind": "window",
-    "rate_qps_per_node": 5.21,
-    "requests": 246,
-    "pending": 0,
-    "failed": 0,
-    "lag_p99_ms": 0.4,
-    "verdict": "within",
-    "void": False,
-}
 HOME = Path(__file__).parents[3]
 OTHERS = """
 import os, sys

@@ -253,3 +253,29 @@ def test_prompts_without_reuse_need_no_warm_up() -> None:
         warm_up(drive)
         load_prepared(drive, window_plan(0, 5.0))
         assert texts == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "offered", "cold", "first"),
+    [
+        (20.0, 0.0, 8.0, 4.0),
+        (20.0, 0.0, None, 2.5),
+        (20.0, 10.0, 8.0, 12.5),
+        (20.0, 18.0, 8.0, None),
+        (3.0, 0.0, 8.0, None),
+    ],
+)
+def test_the_ramp_begins_at_the_last_rate_or_at_what_a_cold_service_can_do(
+    wanted: float, offered: float, cold: float | None, first: float | None
+) -> None:
+    rates = prepared_load.ramp_rates(wanted, offered, cold)
+    assert (rates[0] if rates else None) == first
+    assert all(rate < wanted for rate in rates)
+
+
+def test_new_users_of_the_ramp_ask_for_half_of_what_a_cold_service_can_do() -> None:
+    rates = [10.0, *prepared_load.ramp_rates(20.0, 10.0, 8.0, 50.0)]
+    newcomers_per_s = np.diff(rates) * 50.0 / prepared_load.CACHE_PIECE_S
+    assert newcomers_per_s == pytest.approx(np.full(len(rates) - 1, 4.0))
+    assert prepared_load.ramp_rates(20.0, 0.0, 8.0, 50.0)[0] == 4.0
+    assert prepared_load.ramp_rates(20.0, 19.0, 8.0, 50.0) == []

@@ -33,6 +33,7 @@ from loadgen.run.run_folder import RunFolder, without_credentials
 from loadgen.run.run_hosts import RunHosts
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
+from tests.support.runs.live_states import DONE
 from tests.support.runs.verdict_trees import text_of
 from tests.support.virtual.virtual_fleet import EXPERIMENT, HoldRate, VirtualFleet, service, site
 
@@ -286,23 +287,6 @@ def test_the_table_has_role_clock_lost_seconds_and_requests_of_each_host(hosts: 
     assert load["clock_offset_ms"] == pytest.approx(3000, abs=50)
     cells = hosts_table([node, load]).rows
     assert cells[0] == ("10.0.0.2", "serves", "", "12", "2") and cells[1][0] == "load1 10.0.0.9"
-
-
-DONE: dict[str, Any] = {
-    "index": 3,
-    "kind": "window",
-    "rate_qps_per_node": 5.21,
-    "requests": 246,
-    "pending": 0,
-    "failed": 0,
-    "void": False,
-    "ttft_p90_ms": float("inf"),
-    "tpot_p90_ms": None,
-    "over_ttft_pct": 1.0,
-    "over_tpot_pct": None,
-    "lag_p99_ms": 0.4,
-    "verdict": "within",
-}
 
 
 def test_plain_lines_say_unknown_and_infinite(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from analysis import load_run
 from analysis.rows import records
 from analysis.rows.records import SERVER, read_stream
+from conf.io.http_get import Access
+from conf.io.secret import Secret
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run import lifecycle, samplers
 from loadgen.run.lifecycle import RunLifecycle
@@ -274,6 +276,18 @@ def test_a_sample_belongs_to_the_replica_that_answered(path: Path) -> None:
         Scraper(server.urls, path, time.monotonic_ns),
     ):
         until(lambda: good(path, "r0") and good(path, "r1"))
+
+
+def test_the_key_goes_to_the_endpoints_alone_and_into_no_file(path: Path) -> None:
+    lines: list[str] = []
+    routes = {"closed": says("", 401, X_Replica_Id="secret-key"), "elsewhere": says(page())}
+    with Server(open=says(page()), moved=says(""), **routes) as server:
+        urls = {name: url for name, url in server.urls.items() if name != "elsewhere"}
+        server.routes["moved"] = says("", 307, Location=f"{server.urls['elsewhere']}/secret-key")
+        with Scraper(urls, path, time.monotonic_ns, Access(Secret("secret-key")), lines.append):
+            until(lambda: good(path, "open") and len(lines) == 2)
+    assert server.keys == dict.fromkeys(urls, {"Bearer secret-key"})
+    assert b"secret-key" not in path.read_bytes() and "secret-key" not in str(lines)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 from analysis.live.state import LatencySoFar, LiveState, WindowSoFar
 from tests.support.runs.golden import GOLDEN
@@ -30,6 +31,22 @@ RUNNING = WindowSoFar(
     elapsed_s=330.1,
     budget_s=345.0,
 )
+DONE: dict[str, Any] = {
+    "index": 3,
+    "kind": "window",
+    "rate_qps_per_node": 5.21,
+    "requests": 246,
+    "pending": 0,
+    "failed": 0,
+    "void": False,
+    "ttft_p90_ms": float("inf"),
+    "tpot_p90_ms": None,
+    "over_ttft_pct": 1.0,
+    "over_tpot_pct": None,
+    "lag_p99_ms": 0.4,
+    "verdict": "within",
+}
+"""The facts of a window that has ended."""
 
 
 def running(now: WindowSoFar | None = RUNNING) -> LiveState:
