@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Any
 
 from conf.io.one_line import last_line
 from serve_apps.engine_model.cost.links import KvLink
@@ -46,70 +47,19 @@ async def compute(engine: RealtimeEngine, prompt: ApiRequest, came_s: float) -> 
     One answer, then nothing until the caller ends the call; its end gives the blocks back.
     """
     # Where clocks run at another speed a way of some milliseconds would be multiplied: it is left out.
-    at_s = None if engine.time_scale == 1 else came_s
+    at_s, stream = None if engine.time_scale == 1 else came_s, None
     try:
         stream = engine.hand(replace(prompt, output_tokens=1), "held", at_s)
-    except (QueueFull, EngineDead, ValueError) as error:
-        yield _told(error)
-        return
-    try:
         await stream.more_than(0)
         yield PromptComputed(stream.state.begun_s or stream.accepted_s, stream.emitted_s[0], stream.steps)
         await engine.until(stream.emitted_s[0] + HELD_S)
     except EngineDead as error:
-        yield _told(error)
+        yield EngineDead(f"the prefill engine cannot answer: {error}")
+    except (QueueFull, ValueError) as error:
+        yield error
     finally:
-        engine.close(stream)
-
-
-def _told(error: Exception) -> Exception:
-    cannot = isinstance(error, EngineDead)
-    return type(error)(f"the prefill engine cannot answer: {error}" if cannot else str(error))
-
-
-class PrefillCall:
-    """One call to the prefill side, from its beginning on: the prompt is `computed`, and may be lost later.
-
-    The error of a prompt that is never computed is QueueFull, ValueError, or EngineDead for a lost engine.
-    """
-
-    def __init__(self, answers: Answers) -> None:
-        self.computed: asyncio.Future[PromptComputed] = asyncio.get_running_loop().create_future()
-        self._stream: Stream | None = None
-        self._loss = ""
-        self._task = asyncio.create_task(self._read(answers))
-
-    def fail_when_lost(self, stream: Stream) -> None:
-        """Let the stream that decodes the prompt fail if the prompt is lost, now or later."""
-        self._stream = stream
-        if self._loss:
-            stream.fail(self._loss)
-
-    def end(self) -> None:
-        """The prompt is not needed there any more: its blocks are given back, its loss is none."""
-        self._stream = None
-        self._task.cancel()
-        self.computed.cancel()
-
-    async def _read(self, answers: Answers) -> None:
-        try:
-            async with aclosing(answers):
-                async for answer in answers:
-                    if isinstance(answer, PromptComputed):
-                        self.computed.set_result(answer)
-                    else:
-                        self._lose(answer)
-            self._lose(EngineDead("the prefill engine has given the prompt's blocks back too early"))
-        except Exception as error:  # noqa: BLE001  the boundary to another process, which may end anyhow
-            self._lose(EngineDead(f"the prefill engine is lost: {last_line(error)}"))
-
-    def _lose(self, error: Exception) -> None:
-        if not self.computed.done():
-            self.computed.set_exception(error)
-            self.computed.exception()  # the stream may be all that notices
-        self._loss = self._loss or str(error)
-        if self._stream:
-            self._stream.fail(self._loss)
+        if stream:
+            engine.close(stream)
 
 
 class RemotePrompts:
@@ -121,49 +71,77 @@ class RemotePrompts:
 
     def __init__(self, engine: RealtimeEngine, ask: Ask, link: KvLink, write: bool) -> None:
         self._engine, self._ask, self._link, self._write = engine, ask, link, write
-        self._fetches: dict[Stream, tuple[PrefillCall, asyncio.Task[None]]] = {}
+        self._tasks: dict[Stream, tuple[asyncio.Task[Any], ...]] = {}
 
     async def open(self, request: ApiRequest) -> Stream:
         """Have the prompt computed and hand the request to the engine.
 
         Raises EngineDead, QueueFull, and ValueError for what never fits, of either side.
         """
-        engine = self._engine
+        engine, computed = self._engine, asyncio.get_running_loop().create_future()
         engine.check(request.input_tokens, request.output_tokens)
         at_s = came_s = engine.now_s()
-        call = PrefillCall(self._ask(replace(request, reveal=None), came_s))
+        call = asyncio.create_task(_read(self._ask(replace(request, reveal=None), came_s), computed))
         try:
             if not self._write:
-                computed = await asyncio.shield(call.computed)
-                at_s = engine.now_s() if engine.time_scale == 1 else computed.at_s
+                prompt = await asyncio.shield(computed)
+                at_s = engine.now_s() if engine.time_scale == 1 else prompt.at_s
             stream = engine.hand(request, "remote", at_s)
         except BaseException:  # also a client that has left
-            call.end()
+            call.cancel()
             raise
         stream.accepted_s = came_s
-        call.fail_when_lost(stream)
-        self._fetches[stream] = call, asyncio.create_task(self._fetch(stream, call))
+
+        def fail_if_lost(ended: asyncio.Task[str]) -> None:
+            if not ended.cancelled():
+                stream.fail(ended.result())
+
+        call.add_done_callback(fail_if_lost)
+        self._tasks[stream] = call, asyncio.create_task(self._fetch(stream, computed, call))
         return stream
 
     def close(self, stream: Stream) -> None:
         """Forget a stream and what it has on both sides."""
-        call, task = self._fetches.pop(stream)
-        task.cancel()
-        call.end()
+        for task in self._tasks.pop(stream):
+            task.cancel()
         self._engine.close(stream)
 
-    async def _fetch(self, stream: Stream, call: PrefillCall) -> None:
+    async def _fetch(
+        self, stream: Stream, computed: asyncio.Future[PromptComputed], call: asyncio.Task[str]
+    ) -> None:
         """Wait for blocks and the prompt, let the KV come, then release the prefill engine's blocks."""
         try:
             taken_s, tokens = await stream.blocks_taken()
-            computed = await asyncio.shield(call.computed)
-            stream.prompt = computed.steps
+            prompt = await asyncio.shield(computed)
+            stream.prompt = prompt.steps
             # What is read was computed before, by any clock.
-            computed_s = computed.at_s if self._write else taken_s
-            end_s = self._link.end_s(computed.begun_s, computed_s, taken_s, tokens)
+            computed_s = prompt.at_s if self._write else taken_s
+            end_s = self._link.end_s(prompt.begun_s, computed_s, taken_s, tokens)
             self._engine.kv_arrived(stream, end_s)
             await self._engine.until(end_s)
         except Exception as error:  # noqa: BLE001  whatever it is, the client must not wait for ever
             stream.fail(f"the prompt's KV did not arrive: {last_line(error)}")
         else:
-            call.end()
+            call.cancel()
+
+
+async def _read(answers: Answers, computed: asyncio.Future[PromptComputed]) -> str:
+    """Read a call to the prefill side until the prompt is lost, and return the reason.
+
+    `computed` gets the prompt, or if there never is one, QueueFull, ValueError, or EngineDead for a lost
+    engine.
+    """
+    loss: Exception = EngineDead("the prefill engine has given the prompt's blocks back too early")
+    try:
+        async with aclosing(answers):
+            async for answer in answers:
+                if isinstance(answer, PromptComputed):
+                    computed.set_result(answer)
+                else:
+                    loss = answer
+    except Exception as error:  # noqa: BLE001  the boundary to another process, which may end anyhow
+        loss = EngineDead(f"the prefill engine is lost: {last_line(error)}")
+    if not computed.done():
+        computed.set_exception(loss)
+        computed.exception()  # the stream may be all that notices
+    return str(loss)
