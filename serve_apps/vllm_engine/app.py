@@ -80,65 +80,34 @@ def application(args: Mapping[str, Any]) -> Application:
     Its engines, and what Ray puts before them, also report who answered and stay on the loopback address.
     """
     from ray.serve.llm import LLMConfig, build_llm_deployment, build_openai_app
+    from ray.serve.llm.ingress import make_fastapi_ingress
 
-    from serve_apps.vllm_engine.replica import (
-        LLMServerRank,
-        LLMServerReplica,
-        LoopbackIngress,
-        LoopbackRouter,
-    )
+    from serve_apps.vllm_engine import replica
 
-    routing = Routing(**args["routing"])
+    routing, server, names = Routing(**args["routing"]), replica.LLMServerReplica, dict[str, Any]()
     if "prefill_config" in args:
-        return _split(args, routing)
-    (config,) = args["llm_configs"]
-    ranks = config["engine_kwargs"].get("data_parallel_size", 1)
-    server = LLMServerRank if ranks > 1 else LLMServerReplica
+        # A decode replica is what clients reach. It chooses a prefill replica by Serve's own rule, the fewer
+        # requests in flight of two, whatever `routing` says of its own.
+        prefill, own = LLMConfig(**args["prefill_config"]), replica.PrefillServerReplica
+        computes = build_llm_deployment(prefill, name_prefix=PREFILL, deployment_cls=own)
+        names = {"name_prefix": DECODE, "bind_kwargs": {"prefill_server": computes}}
+        config, server = args["decode_config"], replica.DecodeServerReplica
+    else:
+        (config,) = args["llm_configs"]
+        if config["engine_kwargs"].get("data_parallel_size", 1) > 1:
+            server = replica.LLMServerRank
     made = LLMConfig(**config, server_cls=server)
-    if routing.data_path == "python_proxy":
-        front = {"ingress_cls_config": {"ingress_cls": LoopbackIngress}}
-        own = {"ingress_deployment_config": args["ingress_deployment_config"]}
-        return build_openai_app({"llm_configs": [made], **front, **own})
     if routing.policy == "kv_aware":  # Ray joins its router, which keeps the books, to the engines
         if find_spec("dynamo") is None:
             raise RuntimeError(f"routing=kv_aware needs {KV_PACKAGE} on all nodes: pip install {KV_PACKAGE}")
         return build_openai_app({"llm_configs": [made]})
-    app = build_llm_deployment(made, deployment_cls=serve.ingress()(server))
-    return behind_router(app, routing, LoopbackRouter)
-
-
-def _split(args: Mapping[str, Any], routing: Routing) -> Application:
-    """Both sides of a split layout as `build_pd_openai_app` joins them, with replicas of ours.
-
-    A decode replica is what clients reach. It chooses a prefill replica by Serve's own rule, the fewer
-    requests in flight of two, whatever `routing` says of its own.
-    """
-    from ray.serve.llm import LLMConfig, build_llm_deployment
-    from ray.serve.llm.ingress import make_fastapi_ingress
-
-    from serve_apps.vllm_engine.replica import (
-        DecodeServerReplica,
-        LoopbackIngress,
-        LoopbackRouter,
-        PrefillServerReplica,
-    )
-
-    prefill, decode = (LLMConfig(**args[f"{side}_config"]) for side in ("prefill", "decode"))
-    computes = build_llm_deployment(prefill, name_prefix=PREFILL, deployment_cls=PrefillServerReplica)
-    direct = routing.data_path != "python_proxy"
-    answers = build_llm_deployment(
-        decode,
-        name_prefix=DECODE,
-        bind_kwargs={"prefill_server": computes},
-        deployment_cls=serve.ingress()(DecodeServerReplica) if direct else DecodeServerReplica,
-    )
-    if direct:
-        return behind_router(answers, routing, LoopbackRouter)
-    ingress = make_fastapi_ingress(LoopbackIngress)
-    model = decode.model_id
+    if routing.data_path != "python_proxy":
+        answers = build_llm_deployment(made, deployment_cls=serve.ingress()(server), **names)
+        return behind_router(answers, routing, replica.LoopbackRouter)
+    ingress = make_fastapi_ingress(replica.LoopbackIngress)
     return serve.deployment(ingress, **args["ingress_deployment_config"]).bind(
-        llm_deployments={model: answers},
-        model_cards={model: model_card(model, decode)},
+        llm_deployments={made.model_id: build_llm_deployment(made, **names)},
+        model_cards={made.model_id: model_card(made.model_id, made)},
         lora_paths={},
     )
 
