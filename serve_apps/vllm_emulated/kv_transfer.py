@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import zmq
 
@@ -74,9 +74,9 @@ class Transfers:
         self._writes = writes
         self._send = send
         self._arriving: dict[str, float] = {}
-        self._taken: dict[str, tuple[Order, float]] = {}
         self._computing: dict[str, tuple[Order, float | None]] = {}
-        self._held: dict[str, tuple[str, float]] = {}
+        # By kind and key of the notice that they wait for: an order, when it came, and until when it waits.
+        self._waiting: dict[tuple[str, str], tuple[Order, float, float]] = {}
         self._early: dict[tuple[str, str], Notice] = {}
 
     def order(self, orders: Iterable[Order], now_s: float) -> None:
@@ -84,16 +84,15 @@ class Transfers:
         for order in orders:
             if order.kind == "push":
                 self._computing[order.request_id] = order, None
-            elif order.kind == "hold":
-                self._held[order.key] = order.request_id, now_s + HOLD_S
-                self._heard_early(RELEASE, order.key, now_s)
-            elif not order.tokens:
+            elif order.kind == "load" and not order.tokens:
                 self._send(order.peer, Notice(RELEASE, order.key, 0.0, 0.0))
-            elif self._writes:
-                self._taken[order.key] = order, now_s
-                self._heard_early(COMPUTED, order.key, now_s)
-            else:
+            elif order.kind == "load" and not self._writes:
                 self._arrive(order, self._link.end_s(now_s, now_s, now_s, order.tokens), now_s)
+            else:
+                place = (COMPUTED if order.kind == "load" else RELEASE), order.key
+                self._waiting[place] = order, now_s, now_s + HOLD_S
+                if notice := self._early.pop(place, None):
+                    self._heard(notice, now_s)
 
     def step(self, samples: Mapping[str, bool], begin_s: float, end_s: float, now_s: float) -> None:
         """Note the prompts of a step from `begin_s` to `end_s`; `samples` says of each if it completes it.
@@ -115,40 +114,35 @@ class Transfers:
 
     def hear(self, notice: Notice, now_s: float) -> None:
         """Take a notice of another engine; one of an unknown prompt waits until that is known."""
-        known: Mapping[str, Any] = self._held if notice.kind == RELEASE else self._taken
+        place = notice.kind, notice.key
         local = notice._replace(since_s=now_s + notice.since_s, until_s=now_s + notice.until_s)
-        if notice.key in known:
+        if place in self._waiting:
             self._heard(local, now_s)
             return
-        self._early[notice.kind, notice.key] = local
+        self._early[place] = local
         if len(self._early) > MOST_EARLY:
             del self._early[next(iter(self._early))]
 
     def finished(self, now_s: float) -> tuple[set[str], set[str]]:
         """Requests whose transfer has ended by `now_s`, each once, by vLLM's names of them.
 
-        First those whose blocks may be released, then those whose KV has arrived.
+        First those whose blocks may be released, then those whose KV has arrived or never will.
         """
         arrived = {name for name, at_s in self._arriving.items() if at_s <= now_s}
-        read = {key for key, (_, until_s) in self._held.items() if until_s <= now_s}
-        lost = {key for key, (_, taken_s) in self._taken.items() if taken_s + HOLD_S <= now_s}
         for name in arrived:
             del self._arriving[name]
-        sent = {self._held.pop(key)[0] for key in read}
-        return sent, arrived | {self._taken.pop(key)[0].request_id for key in lost}
-
-    def _heard_early(self, kind: str, key: str, now_s: float) -> None:
-        notice = self._early.pop((kind, key), None)
-        if notice is not None:
-            self._heard(notice, now_s)
+        over = [place for place, (_, _, until_s) in self._waiting.items() if until_s <= now_s]
+        orders = [self._waiting.pop(place)[0] for place in over]
+        sent = {order.request_id for order in orders if order.kind == "hold"}
+        return sent, arrived | {order.request_id for order in orders if order.kind == "load"}
 
     def _heard(self, notice: Notice, now_s: float) -> None:
+        order, at_s, _ = self._waiting.pop((notice.kind, notice.key))
         if notice.kind == RELEASE:
-            self._held[notice.key] = self._held[notice.key][0], notice.until_s
-            return
-        load, at_s = self._taken.pop(notice.key)
-        end_s = self._link.end_s(notice.since_s, notice.until_s, at_s, load.tokens)
-        self._arrive(load, end_s, now_s)
+            self._waiting[notice.kind, notice.key] = order, at_s, notice.until_s
+        else:
+            end_s = self._link.end_s(notice.since_s, notice.until_s, at_s, order.tokens)
+            self._arrive(order, end_s, now_s)
 
     def _arrive(self, load: Order, end_s: float, now_s: float) -> None:
         self._arriving[load.request_id] = end_s
