@@ -10,7 +10,6 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from ray.serve.handle import DeploymentHandle
@@ -31,31 +30,27 @@ CONCURRENT_REQUESTS = 1000
 
 
 def engine_options(
-    name: str, replicas: int, bundles: Sequence[Mapping[str, float]], routing: Routing | None
+    name: str, replicas: int, bundle: Mapping[str, float], routing: Routing | None
 ) -> dict[str, Any]:
-    """Serve's options of a deployment of engines, each on `bundles` of one node, and their router."""
-    router = request_router(routing) if routing else None
+    """Serve's options of a deployment of engines, each on a `bundle` of one node, and their router."""
+    router = router_options(routing) if routing else None
     return {
         "name": name,
         "num_replicas": replicas,
         "max_ongoing_requests": NO_QUEUE_LIMIT,
         "max_queued_requests": -1,
-        "placement_group_bundles": [dict(bundle) for bundle in bundles],
+        # Ray tells a replica its devices by these, and not by a bundle.
+        "ray_actor_options": {"num_cpus": bundle.get("CPU", 0.0), "num_gpus": bundle.get("GPU", 0.0)},
+        "placement_group_bundles": [dict(bundle)],
         "placement_group_strategy": "STRICT_PACK",
         **({"request_router_config": router} if router else {}),
     }
 
 
-def request_router(routing: Routing) -> RequestRouterConfig | None:
-    """The engines' `request_router_config`; None if `router_options` is None."""
-    options = router_options(routing)
-    return RequestRouterConfig(**options) if options else None
-
-
 def behind_router(app: Application, routing: Routing, router: type | None = None) -> Application:
     """`app`, and behind HAProxy with it the deployment that HAProxy asks for the replica of each request.
 
-    The ingress of `app` must have the router of `request_router`. Serve starts one replica of that deployment
+    The ingress of `app` must have the router of `engine_options`. Serve starts one replica of that deployment
     for each proxy, on its node. Its class is `router`, an ingress class, or our own. Returns `app` itself if
     HAProxy needs no router.
     """

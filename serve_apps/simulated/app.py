@@ -91,9 +91,7 @@ def application(args: Mapping[str, Any]) -> Application:
 
 def _options(name: str, replicas: int, layout: Layout, routing: Routing | None) -> dict[str, Any]:
     """Serve's options of a deployment of engines."""
-    bundle = layout.replica_resources
-    return engine_options(name, replicas, [bundle], routing) | {
-        "ray_actor_options": {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)},
+    return engine_options(name, replicas, layout.replica_resources, routing) | {
         "health_check_period_s": HEALTH_CHECK_PERIOD_S,
         "graceful_shutdown_timeout_s": SHUTDOWN_GRACE_S,
         "logging_config": LoggingConfig(enable_access_log=False, log_level="WARNING"),

@@ -117,13 +117,10 @@ def _process_app(experiment: Experiment, recipe: Recipe) -> Application:
 
     engine, bundle = experiment.engine, one_bundle(experiment, experiment.layout)
     assert isinstance(engine, VllmEngine)
-    options = OPTIONS | engine_options(PROCESSES, experiment.replicas, [bundle], experiment.routing)
-    options["ray_actor_options"] = {
-        "num_cpus": bundle.get("CPU", 0.0),
-        # Ray then tells this replica alone which devices are its own.
-        "num_gpus": bundle.get("GPU", 0.0) if engine.kind == "vllm" else 0.0,
-        "runtime_env": {"env_vars": dict(recipe.env)},
-    }
+    options = engine_options(PROCESSES, experiment.replicas, bundle, experiment.routing) | OPTIONS
+    options["ray_actor_options"]["runtime_env"] = {"env_vars": dict(recipe.env)}
+    if engine.kind != "vllm":  # its GPUs are pretended
+        options["ray_actor_options"]["num_gpus"] = 0.0
     deployment = serve.deployment(**options)(serve.ingress()(VllmProcessReplica))
     words = module_command(recipe, experiment.model, engine.model_path)
     return behind_router(deployment.bind(words, engine.start_timeout_s), experiment.routing)

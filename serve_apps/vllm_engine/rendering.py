@@ -219,13 +219,14 @@ def _quoted(value: str) -> str:
     return f'"$HOME"/{shlex.quote(rest)}' if value.startswith(home) else shlex.quote(value)
 
 
-def flag_lines(words: Sequence[str], seen_server: bool = False) -> list[str]:
+def flag_lines(words: Sequence[str]) -> list[str]:
     """The words with every flag of vLLM's and its values on a line; flags before the server stay with it."""
     lines: list[list[str]] = [[]]
+    seen_server = False
     for word in words:
         if word.startswith("--") and seen_server:
             lines.append([])
-        seen_server = seen_server or word in ("serve", "-m")
+        seen_server = seen_server or word in ("serve", "-m", "bench")
         lines[-1].append(shlex.quote(word))
     return [" ".join(line) for line in lines if line]
 
@@ -282,30 +283,27 @@ def calibration_text(service: VllmService, machine: Sequence[str]) -> str:
         if fitting := [case for case in row["cases"] if fits(case, longest, most_tokens, room)]:
             kinds.append(f"#   {kind}: {row['why']}")
             batches += fitting
+    kept = {name: value for name, value in recipe.args.items() if name not in NOT_OF_A_BENCH}
+    gpus = tuple(range(layout.tensor_parallel))
+    starts = ["vllm"]
+    if len(gpus) > 1:
+        starts = ["torchrun", f"--nproc-per-node={len(gpus)}", "-m", "vllm.entrypoints.cli.main"]
+    command = (
+        *starts,
+        *("bench", "forward", "--model", service.engine.model_path or experiment.model.served_name),
+        *flags(Recipe(kept, {})),
+        *("--kv-len-jitter", "0", "--output-json", OUTPUT),
+        *(word for batch in batches for word in ("--case", batch)),
+    )
+    devices = {devices_variable(experiment): ",".join(map(str, gpus))}
+    bench = Process(gpus, 0, devices | recipe.env, command)
     return "\n".join(
         [
             f"# vLLM {version}, dummy weights: times of {len(batches)} batches on one engine, some minutes",
             *kinds,
-            _bench_command(service, recipe, batches),
+            bench.shell(),
             "",
             "# then, on any machine: constants for predict and for engine=simulated",
             f"python -m analysis calibrate --forward {shlex.join([OUTPUT, *machine])} --out node.yaml",
         ]
     )
-
-
-def _bench_command(service: VllmService, recipe: Recipe, batches: list[str]) -> str:
-    gpus = service.experiment.layout.tensor_parallel
-    kept = {name: value for name, value in recipe.args.items() if name not in NOT_OF_A_BENCH}
-    words = flags(Recipe(kept, {}))
-    starts = (
-        f"torchrun --nproc-per-node={gpus} -m vllm.entrypoints.cli.main bench forward"
-        if gpus > 1
-        else "vllm bench forward"
-    )
-    named = service.engine.model_path or service.experiment.model.served_name
-    env = {devices_variable(service.experiment): ",".join(map(str, range(gpus)))} | recipe.env
-    lines = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
-    lines += [starts, f"--model {shlex.quote(named)}", *flag_lines(words, seen_server=True)]
-    lines += [f"--kv-len-jitter 0 --output-json {OUTPUT}", *(f"--case {batch}" for batch in batches)]
-    return " \\\n  ".join(lines)

@@ -25,8 +25,8 @@ from cluster.ray_session.own_machine import serve_environment
 from cluster.ray_session.session import Session, open_session
 from conf import load
 from conf.specs.experiment import Cluster, Routing
-from serve_apps.routing.policies import bound, ring, session_key, starts
-from serve_apps.routing.serve_routers import BoundedHashRouter, request_router, route_app
+from serve_apps.routing.policies import bound, ring, router_options, session_key, starts
+from serve_apps.routing.serve_routers import BoundedHashRouter, route_app
 from serve_apps.simulated.app import application_name, build_app
 
 SPECS = load(["engine=simulated", "layout=dp2_tp4_ep4", "workload=chat_sessions"])
@@ -56,9 +56,9 @@ def router_over(replicas: list[ReplicaID], vnodes: int = 100, load_factor: float
     router._deployment_id, router._use_replica_queue_len_cache = "engines", False
     router._ring_hashes, router._ring_replicas = [], []
     routing = Routing("test", "python_proxy", "bounded_hash", vnodes, load_factor)
-    config = request_router(routing)
+    config = router_options(routing)
     assert config is not None
-    router.initialize_state(**config.request_router_kwargs)
+    router.initialize_state(**config["request_router_kwargs"])
     router._replicas = {each: SimpleNamespace(replica_id=each) for each in replicas}
     router._rebuild_ring(frozenset(replicas))
     return router
@@ -130,7 +130,7 @@ def test_the_ring_of_the_engine_model_is_that_of_the_router() -> None:
 @pytest.mark.parametrize(("policy", "path"), ROUTED)
 def test_serve_learns_of_the_router_of_each_policy_and_haproxy_where_to_ask(policy: Any, path: Any) -> None:
     routing = Routing("test", path, policy)
-    config = request_router(routing)
+    config = router_options(routing)
     environment = serve_environment(routing)
     assert (config is None) == (policy in ("leastconn", "roundrobin", "pow2", "client_side", "per_node"))
     assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == ("0" if path == "python_proxy" else "1")

@@ -108,7 +108,7 @@ def test_render_calibrate_prints_the_bench_of_one_engine(capsys: pytest.CaptureF
     assert "torchrun --nproc-per-node=4 -m vllm.entrypoints.cli.main bench forward" in text
     assert "HIP_VISIBLE_DEVICES=0,1,2,3" in text and "--kv-len-jitter 0" in text
     assert "--enable-prompt-tokens-details" not in text and "--port" not in text
-    cases = [line.split("=")[1].split(" ")[0] for line in text.splitlines() if "--case " in line]
+    cases = [line.split("=")[1].rstrip("' \\") for line in text.splitlines() if "--case " in line]
     assert 25 <= len(cases) <= 35 and "8192" in cases and "64*1@16384" in cases
     last = text.splitlines()[-1]
     assert last.startswith("python -m analysis calibrate --forward forward.json") and TP4 in last
