@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import ConfigError, load
+from conf import load
 from conf.compose import dump
 from conf.specs.bounds import (
     LIMITS,
@@ -19,7 +19,6 @@ from conf.specs.bounds import (
     parsed,
     quantile_of,
 )
-from loadgen.cli.words import checked_experiment
 
 
 def test_an_slo_lists_its_bounds_under_the_keys_that_set_them() -> None:
@@ -86,19 +85,3 @@ def test_scaled_bounds_keep_the_joint_share() -> None:
         "itl_p99": 25.0,
     }
     assert slo.joint == 0.95
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["engine=vllm_cpu"], "add engine.args.enable_per_request_metrics=true"),
-        (["layout=1p1d_tp4_ep4"], "waits in two queues of layout=1p1d_tp4_ep4"),
-    ],
-)
-def test_a_bound_on_a_queue_that_an_engine_does_not_tell_is_refused_at_once(
-    words: list[str], message: str
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        checked_experiment("sweep", [*words, "slo.queue_p90_ms=500"], None)
-    assert str(refused.value).startswith("slo.queue_...: ") and message in str(refused.value)
-    assert "\n" not in str(refused.value)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from conf import ConfigError, load
+from conf import load
 from conf.matrix import matrix
 from loadgen.predict.capacity import find_root
 
@@ -25,23 +25,6 @@ def test_values_reach_the_experiment_as_they_were_written() -> None:
     grid = matrix(["matrix.slo.tpot_p90_ms=[50,1e2]", "matrix.out=['a: b',plain]", "matrix.rate_qps=[null]"])
     last = load(grid.words(grid.cells()[2]))
     assert (last.slo.tpot_p90_ms, last.out, last.rate_qps) == (100.0, "a: b", None)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["matrix.layout=a"], "needs a list"),
-        (["matrix.layout=[]"], "needs a list"),
-        (["matrix.layout=[a"], "is not a YAML list"),
-        (["matrix.seed=[1,1]"], "has a value twice"),
-        (["matrix.seed=[1]", "matrix.seed=[2]"], "name each key once"),
-        (["matrix.=[1]"], "name each key once"),
-        (["matrix.seed=[1,2]", "seed=4"], "leave seed=... out"),
-    ],
-)
-def test_what_is_no_grid_is_refused(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        matrix(words)
 
 
 CURVES: dict[str, Callable[[float], float]] = {

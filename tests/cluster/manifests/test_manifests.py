@@ -20,13 +20,11 @@ import yaml
 from cluster import __main__ as command
 from cluster.manifests.files import checked_name, files, host_address
 from conf import load
-from serve_apps import __main__ as serve_command
 from serve_apps.vllm_engine.rendering import Process
 from tests.support.words.words import HOSTS, IMAGE, KUBERAY, SERVICE
 
 DATA = Path(__file__).parents[2] / "data"
 OURS = yaml.safe_load((DATA / "crd" / "kuberay.schema.yaml").read_text())
-REFUSED = yaml.safe_load((DATA / "refused_commands.yaml").read_text())
 
 Tree = dict[str, Any]
 
@@ -259,16 +257,6 @@ def test_no_file_holds_a_secret(words: list[str], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RAY_AUTH_TOKEN", "the-token-itself")
     monkeypatch.setenv("HF_TOKEN", "hf-the-token-itself")
     assert "the-token-itself" not in render.__wrapped__(*words)
-
-
-@pytest.mark.parametrize(("line", "remedy"), REFUSED.items())
-def test_wrong_usage_is_one_line(line: str, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
-    stand_ins = {"KUBERAY": KUBERAY, "HOSTS": [HOSTS], "IMAGE": [IMAGE]}
-    package, *words = (word for each in shlex.split(line) for word in stand_ins.get(each, [each]))
-    assert {"cluster": command, "serve_apps": serve_command}[package].main(words) == 2
-    output = capsys.readouterr()
-    assert output.out == "" and output.err.startswith("error: ") and output.err.count("\n") == 1
-    assert remedy in output.err
 
 
 PAYLOADS = (

@@ -16,7 +16,7 @@ from analysis import load_run
 from analysis.capacity.rules import Verdict
 from analysis.results.summary import EXIT_VOID
 from analysis.results.verdicts import RunVerdict
-from conf import ConfigError, load
+from conf import load
 from loadgen.__main__ import main
 from loadgen.cli import machine, measuring
 from loadgen.cli.deployment import service_plan
@@ -75,18 +75,6 @@ def test_a_model_is_a_file_of_ours_or_the_name_in_the_requests() -> None:
 )
 def test_short_words_stand_for_full_keys_and_times_for_seconds(word: str, full: str) -> None:
     assert spelled([word]) == [full]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([URL, "engine=vllm"], r"is measured as it is, but engine=vllm deploys a service; leave one out"),
-        ([URL, f"target.urls={json.dumps([URL])}"], r"both name the endpoint; leave one out"),
-    ],
-)
-def test_a_url_beside_another_service_is_refused(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        spelled(words)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

@@ -13,12 +13,11 @@ import pytest
 from analysis.results import predictions, summary
 from analysis.results.json_border import from_tree, to_tree
 from analysis.stats.estimate import Estimate, span
-from conf import ConfigError, Experiment, load
+from conf import Experiment, load
 from conf.matrix import matrix
 from conf.specs.experiment import Arrivals
 from loadgen.__main__ import main
 from loadgen.cli import engine_model
-from loadgen.cli.words import experiment_of
 from loadgen.predict import grid, replay
 from loadgen.predict.operating_point import Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -110,9 +109,6 @@ def test_every_bound_that_a_replay_sees_is_judged() -> None:
     assert result["e2e_p50"].ms and result["e2e_p50"].ms.value == pytest.approx(10 * 50.5 + 139, rel=0.02)
     assert result["joint_p50"].share == pytest.approx(0.6) and result["joint_p50"].passed
     assert verdict.probe.missed == ["ttft"]
-    for unseen in ("slo.queue_p90_ms=5", "slo.itl_pooled_p99_ms=5", "slo.itl_within=0.9"):
-        with pytest.raises(ConfigError, match="a replay of requests"):
-            experiment_of("predict", ["rate_qps=8", "requests=9", unseen], None)
 
 
 def test_a_bound_missed_ends_with_its_code_and_says_so() -> None:
@@ -184,11 +180,6 @@ def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     assert rows.column("ttft_ms_p90").to_pylist() == pytest.approx([181.0, 181.0])
     refused = cells([{"at": {"rate_qps": 1}, "answer": {"exit_code": 2, "reason": "no"}}])
     assert rows.schema == predictions.grid_rows(refused, True).schema
-    mixed = grid.cells_of(
-        matrix(["matrix.requests=[null,9]", "rate_qps=8"]), lambda words: only_layer(*words)
-    )
-    with pytest.raises(ConfigError, match="some cells are replays"):
-        grid.are_replays(mixed)
 
 
 @pytest.mark.slow

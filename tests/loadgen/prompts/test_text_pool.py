@@ -241,13 +241,6 @@ def test_a_template_that_wants_what_no_level_has_is_refused(folder: Path) -> Non
             text_pool.refuse(experiment, VOCAB)
 
 
-@pytest.mark.parametrize("kind", ["text", "chat"])
-def test_text_is_refused_where_words_are_counted_as_tokens(folder: Path, kind: str) -> None:
-    with pytest.raises(ConfigError, match="simulated engine counts words.* set workload.prompt=token_ids"):
-        load([f"workload.tokenizer={folder}", f"workload.prompt={kind}"])
-    assert load([f"workload.tokenizer={folder}"]).workload.tokenizer == str(folder)
-
-
 def test_other_nodes_are_told_the_whole_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     result = experiment_of("sweep", [f"workload.tokenizer={folder.name}"], None)
