@@ -119,8 +119,10 @@ _UNLISTED = (None, [128, 128])
 """FP8 blocks that share a scale: a whole matrix or channel, or the block size that the model counts."""
 _APART = re.compile(r"\b(visual|vision_tower|vision_model|mm_projector|multi_modal_projector|mtp)\b")
 """Parts beside the text layers, with everything below them."""
-_MIXTRAL_MODULES = (("block_sparse_moe", "mlp"), ("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj"))
+_MIXTRAL_MODULES = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 """Mixtral's names of modules, and those of the other mixtures."""
+_MIXTRAL = re.compile(rf"\b({'|'.join(_MIXTRAL_MODULES)})\b")
+_LAYER = re.compile(r"\blayers\.(\d{1,6})\b")
 _ROOTS = ("model.language_model.", "language_model.model.", "language_model.", "model.", "")
 """Prefixes of the names of text layers, the longer first."""
 _SLOW = re.compile(r"\)[*+?{]|\{|\\[1-9]|\(\?")
@@ -137,7 +139,7 @@ def _stored(text: Mapping[str, Any], facts: Mapping[str, Any]) -> Stored:
         return Stored()
     weights, group = _scheme(quantised)
     lists = (_names(quantised, key) for key in ("modules_to_not_convert", "ignored_layers", "ignore"))
-    kept = [_usual(name) for name in chain(*lists)]
+    kept = [_MIXTRAL.sub(lambda name: _MIXTRAL_MODULES[name[0]], name) for name in chain(*lists)]
     if not kept:
         return Stored(weights, int4_group=group)
     layers = int(facts["layers"])
@@ -224,13 +226,6 @@ def _names(quantised: Mapping[str, Any], key: str) -> list[str]:
     return names
 
 
-def _usual(name: str) -> str:
-    """A module's name, or a regular expression of names, with the names of the other mixtures."""
-    for theirs, ours in _MIXTRAL_MODULES:
-        name = re.sub(rf"\b{theirs}\b", ours, name)
-    return name
-
-
 def _modules(facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Module name -> its layer, for each kind; kind "" holds those that stay in 16 bits anyway."""
     parts = _table("modules")
@@ -266,19 +261,14 @@ def _hit(kept: list[str], modules: Mapping[str, Mapping[str, int]], layers: int)
         plain = entry.removeprefix(next(root for root in _ROOTS if entry.startswith(root)))
         named = _matched(entry[3:], names) if entry.startswith("re:") else runs.get(plain, [])
         shown = one_line(entry, 80)
-        apart = _APART.search(entry) or _beyond(entry, layers)
+        layer = _LAYER.search(entry)  # those after the last one predict further tokens
+        apart = _APART.search(entry) or (layer and int(layer[1]) >= layers)
         require(
             bool(named or apart),
             f"quantization_config leaves {shown} as it is, which is no part of the model",
         )
         hit.update(named)
     return hit
-
-
-def _beyond(entry: str, layers: int) -> bool:
-    """True of an entry in a layer after the last one, which predicts further tokens."""
-    layer = re.search(r"\blayers\.(\d{1,6})\b", entry)
-    return layer is not None and int(layer[1]) >= layers
 
 
 def _matched(pattern: str, names: list[str]) -> list[str]:

@@ -59,7 +59,7 @@ def typed(
     for key, each in errors:
         if each["type"] != "missing" and (rules_hold or each["type"] != "value_error"):
             line = _line(root, key, each)
-            lines.setdefault(_without_places(key), prefix(key) + line)  # the first of a list is enough
+            lines.setdefault(key.partition("[")[0], prefix(key) + line)  # the first of a list is enough
     refusals.reasons += lines.values()
     if missing := [key for key, each in errors if each["type"] == "missing"]:
         are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
@@ -108,10 +108,6 @@ def _key(place: Sequence[str | int]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
 
 
-def _without_places(key: str) -> str:
-    return key.partition("[")[0]
-
-
 def _line(root: Fields, key: str, error: Mapping[str, Any]) -> str:
     if error["type"] == "value_error":
         text = str(error["ctx"]["error"])
@@ -132,7 +128,7 @@ def wrong(root: Fields, key: str, value: Any) -> str:
     """One line on a value that the type of its key does not take."""
     kind, ranges = bare(type_of(root, key))
     if get_origin(kind) is list:
-        key = _without_places(key)
+        key = key.partition("[")[0]
         kind = bare(type_of(root, key))[0]
     wanted, limits, key = _wanted(kind, key), _range(ranges), short_key(key)
     if value is None:

@@ -31,7 +31,8 @@ def parsed(root: Fields, texts: Mapping[str, str], refusals: Refusals) -> dict[s
     for key, text in texts.items():
         with refusals.collected():
             if key == LIST and "slo" in root:
-                also_set = next((other for other in texts if other in USUAL or _is_bound(other)), "")
+                bounds = [it for it in texts if it in USUAL or long_key(it).startswith("slo.at_most_ms")]
+                also_set = bounds[0] if bounds else ""
                 require(not also_set, f"{LIST} and {also_set} set the same; leave one of them out")
                 values |= _listed(text)
             else:
@@ -40,11 +41,6 @@ def parsed(root: Fields, texts: Mapping[str, str], refusals: Refusals) -> dict[s
                 constants.check_key(own)
                 values[own] = value
     return values
-
-
-def _is_bound(key: str) -> bool:
-    """True of a key of another bound than the usual ones, by its short name or the long one."""
-    return long_key(key) != key or key.startswith("slo.at_most_ms")
 
 
 def _listed(text: str) -> dict[str, Any]:

@@ -21,14 +21,14 @@ class Refusals:
         self.reasons: list[str] = []
 
     @contextmanager
-    def collected(self, prefix: str = "") -> Iterator[None]:
+    def collected(self) -> Iterator[None]:
         """Keep the reasons of a ConfigError, or of another ValueError, instead of raising it."""
         try:
             yield
         except ConfigError as error:
-            self.reasons += [prefix + reason for reason in error.reasons]
+            self.reasons += error.reasons
         except ValueError as error:
-            self.reasons.append(f"{prefix}{error}")
+            self.reasons.append(str(error))
 
     def raise_if_any(self) -> None:
         """Raise a ConfigError of all reasons, each once."""
