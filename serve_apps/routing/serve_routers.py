@@ -156,10 +156,3 @@ def reserved_port() -> socket.socket:
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind((LOOPBACK, 0))
     return holder
-
-
-def listener(host: str) -> socket.socket:
-    """A socket bound to a free port of an address of this machine, for a server to listen on."""
-    bound = socket.socket()
-    bound.bind((host, 0))
-    return bound

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import socket
 import tempfile
 import time
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from serve_apps.engine_model.cost.links import KvLink
 from serve_apps.engine_model.engine.engine import Engine
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.routing.asgi import ReplicaApp
-from serve_apps.routing.serve_routers import behind_router, engine_options, listener, stay_on_loopback
+from serve_apps.routing.serve_routers import behind_router, engine_options, stay_on_loopback
 from serve_apps.simulated.openai_answers import ApiRequest, ServedModel
 from serve_apps.simulated.realtime_engine import RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp
@@ -187,13 +188,13 @@ class SimulatedPrefill:
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._engine = _started(kind, seed, began_s)
         host = ray.util.get_node_ip_address()
-        socket = listener(host)
-        self._url = f"http://{host}:{socket.getsockname()[1]}"
+        listener = socket.create_server((host, 0))
+        self._url = f"http://{host}:{listener.getsockname()[1]}"
         app = ReplicaApp(
             SimulatedApp(self._engine, _served(kind, model)), f"{PREFILL_ROLE}-{self._replica_id}"
         )
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
-        self._serving = asyncio.create_task(server.serve([socket]))
+        self._serving = asyncio.create_task(server.serve([listener]))
 
     async def compute(self, request: ApiRequest, came_s: float) -> Answers:
         """The prompt's one token, once; the KV is held until the call ends."""

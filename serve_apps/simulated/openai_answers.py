@@ -151,13 +151,13 @@ class OpenAiAnswer:
         if not self.request.include_usage:
             return DONE
         closing = {"choices": [], "usage": self._final_usage(steps)}
-        return _event(self._head | closing | _timing(steps) | {"maxqps": _steps(steps)}) + DONE
+        return _event(self._head | closing | _of_engine(steps)) + DONE
 
     def whole(self, steps: EngineSteps) -> bytes:
         """The body of an answer that is not streamed."""
         kind = "chat.completion" if self.request.chat else "text_completion"
         body = {"object": kind, "choices": [self._choice()], "usage": self._final_usage(steps)}
-        return _json(self._head | body | _timing(steps) | {"maxqps": _steps(steps)})
+        return _json(self._head | body | _of_engine(steps))
 
     def _choice(self) -> dict[str, Any]:
         text = TOKEN_TEXT * self.request.output_tokens
@@ -243,13 +243,11 @@ def _family(name: str, kind: str, meaning: str, values: Mapping[str, float]) -> 
     return head + "".join(f"{name}{{{labels}}} {float(value)}\n" for labels, value in values.items())
 
 
-def _timing(steps: EngineSteps) -> dict[str, Any]:
-    """The request's time in the queue, as vLLM tells it in `metrics` (--enable-per-request-metrics)."""
-    return {} if steps.queue_s is None else {"metrics": {"queue_time_ms": 1e3 * steps.queue_s}}
-
-
-def _steps(steps: EngineSteps) -> dict[str, int]:
-    return {name: getattr(steps, name) for name in ("steps", "late_steps", "first_token_us", "last_token_us")}
+def _of_engine(steps: EngineSteps) -> dict[str, Any]:
+    """Our own counts, and `metrics` with the time in the queue (vLLM's --enable-per-request-metrics)."""
+    names = ("steps", "late_steps", "first_token_us", "last_token_us")
+    metrics = {} if steps.queue_s is None else {"metrics": {"queue_time_ms": 1e3 * steps.queue_s}}
+    return metrics | {"maxqps": {name: getattr(steps, name) for name in names}}
 
 
 def _event(chunk: dict[str, Any]) -> bytes:
