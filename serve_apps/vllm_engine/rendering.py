@@ -122,21 +122,20 @@ def render(service: VllmService) -> Rendering:
     """The commands and the configuration. Raises ValueError for a contradiction, as a deployment would."""
     application, notes = _application(service)
     by_hand, layout = service.recipe(by_hand=True), service.experiment.layout
-    started: tuple[Process, ...] = ()
-    proxy: list[str] = []
-    if by_hand.prefill is None or layout.prefill_side is None:
-        started = _processes(service, by_hand, layout)
-    else:
-        prefill = _processes(service, by_hand.prefill, layout.prefill_side, "prefill")
-        answering = _processes(service, by_hand, layout.decode_side, "decode", len(prefill))
-        started = (*prefill, *answering)
-        proxy = kv_transfer.proxy(
-            layout, [process.port for process in prefill], [process.port for process in answering]
-        )
+    sides: list[tuple[Side | None, Recipe, Layout]] = [(None, by_hand, layout)]
+    if by_hand.prefill is not None and layout.prefill_side is not None:
+        sides = [("prefill", by_hand.prefill, layout.prefill_side), ("decode", by_hand, layout.decode_side)]
         if service.experiment.cluster.nodes > 1:
             notes = (*notes, SEVERAL_NODES)
+    started: list[Process] = []
+    for side, recipe, engines in sides:
+        for index in range(engines.replicas_per_node):
+            first_gpu, port = sum(len(process.gpus) for process in started), FIRST_PORT + len(started)
+            started.append(_process(service, recipe, engines, side, index, first_gpu, port))
+    ports = {side: [process.port for process in started if process.side == side] for side, *_ in sides}
+    proxy = kv_transfer.proxy(layout, ports["prefill"], ports["decode"]) if len(sides) > 1 else []
     all_notes = tuple(dict.fromkeys((*by_hand.notes, *notes)))
-    return Rendering(service.version, started, application, all_notes, tuple(proxy))
+    return Rendering(service.version, tuple(started), application, all_notes, tuple(proxy))
 
 
 def _application(service: VllmService) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
@@ -173,18 +172,14 @@ def _routing_notes(routing: Routing, application: dict[str, Any]) -> tuple[str, 
     return tuple(notes)
 
 
-def _processes(
-    service: VllmService, recipe: Recipe, layout: Layout, side: Side | None = None, before: int = 0
-) -> tuple[Process, ...]:
-    """The engines of a node, all or those of a `side` of a split layout; `before` others come first."""
-    engines = range(layout.replicas_per_node)
-    return tuple(
-        _process(service, recipe, layout, side, index, FIRST_PORT + before + index) for index in engines
-    )
-
-
 def _process(
-    service: VllmService, recipe: Recipe, layout: Layout, side: Side | None, index: int, port: int
+    service: VllmService,
+    recipe: Recipe,
+    layout: Layout,
+    side: Side | None,
+    index: int,
+    first_gpu: int,
+    port: int,
 ) -> Process:
     """Engine `index` of its side on a node, with its devices, port, caches and NUMA node."""
     engine = service.engine
@@ -201,11 +196,7 @@ def _process(
             *address,
         ]
         return Process((), port, dict(recipe.env), tuple(words), side or "")
-    gpus = layout.gpus_per_replica
-    first = index * gpus
-    if side == "decode":  # prefill engines have the first GPUs of a node
-        first += service.experiment.layout.gpus_per_node - service.experiment.layout.decode_side.gpus_per_node
-    devices = tuple(range(first, first + gpus))
+    devices = tuple(range(first_gpu, first_gpu + layout.gpus_per_replica))
     own = {devices_variable(service.experiment): ",".join(map(str, devices))}
     if layout.replicas_per_node > 1 or side:
         own |= own_caches(devices, "$HOME")
