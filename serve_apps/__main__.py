@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.ray_session.own_machine import serve_environment
-from conf import ConfigError, Experiment, load
+from conf import ConfigError, load
 from conf.io import terminal
 from conf.io.one_line import OneLineParser
 from conf.specs.experiment import VllmEngine
@@ -84,15 +84,25 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _specs(words: Sequence[str]) -> VllmService:
-    """The deployment that the words describe."""
+    """The deployment that the words describe, on any number of nodes, for nothing is started.
+
+    Its version is that of the words, else of the published recipe, else the installed or newest known one.
+    """
     renamed = [f"engine.{word}" if word.startswith(f"{VERSION}=") else word for word in words]
-    chosen = [] if any(word.startswith("engine=") for word in words) else ["engine=vllm"]
-    session = [] if any(word.startswith("cluster.session=") for word in words) else ["cluster.session=fake"]
-    experiment = load([*chosen, *session, *renamed])  # on any number of nodes, for nothing is started
+    experiment = load(_with_defaults(renamed, "engine=vllm", "cluster.session=fake"))
     engine = experiment.engine
     if not isinstance(engine, VllmEngine):
         raise ConfigError(f"engine={engine.kind} is not vLLM; choose engine=vllm or leave it out")
-    return VllmService(experiment, _version(engine, experiment))
+    if engine.recipe == "published" and not engine.vllm_version:
+        return VllmService(experiment, recipes.published(experiment.model, experiment.layout).version)
+    version = engine.vllm_version or installed_vllm() or vllm_flags.text(vllm_flags.NEWEST)
+    return VllmService(experiment, version)
+
+
+def _with_defaults(words: Sequence[str], *defaults: str) -> list[str]:
+    """The words, and those of `defaults` whose key none of them sets."""
+    keys = {word.partition("=")[0] for word in words}
+    return [*words, *(word for word in defaults if word.partition("=")[0] not in keys)]
 
 
 def _render(words: Sequence[str]) -> Rendering:
@@ -108,22 +118,12 @@ def _render(words: Sequence[str]) -> Rendering:
     return replace(rendering, notes=notes, environment=serve if rendering.application else {})
 
 
-def _version(engine: VllmEngine, experiment: Experiment) -> str:
-    """Version of the words, else of the published recipe, else the installed or newest known one."""
-    if engine.recipe == "published" and not engine.vllm_version:
-        return recipes.published(experiment.model, experiment.layout).version
-    return engine.vllm_version or installed_vllm() or vllm_flags.text(vllm_flags.NEWEST)
-
-
 def _write_model(words: Sequence[str]) -> Path:
     folders = [word for word in words if "=" not in word]
     if len(folders) != 1:
         raise ConfigError("model takes one folder: python -m serve_apps model FOLDER model=tiny_qwen3_moe")
     chosen = [word for word in words if "=" in word]
-    for word in ("model=tiny_qwen3_moe", "layout=dp1_tp1"):
-        if not any(chosen_word.startswith(word.partition("=")[0] + "=") for chosen_word in chosen):
-            chosen.append(word)
-    experiment = load(chosen)
+    experiment = load(_with_defaults(chosen, "model=tiny_qwen3_moe", "layout=dp1_tp1"))
     try:
         return write_folder(experiment.model, Path(folders[0]), weights=True, seed=experiment.seed)
     except OSError as error:
