@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from conf.io.check import ConfigError, require
 from conf.kernels import TABLE, listed, other_release
-from conf.keys import Tree, value_at
+from conf.keys import Tree, unflattened, value_at
 from conf.specs.experiment import (
     Constant,
     Experiment,
@@ -179,17 +179,15 @@ def overlay(tree: Mapping[str, Any], names: Mapping[str, str], units: Mapping[st
         require(made_for == names[group], f"was calibrated for {group} {made_for}, not {names[group]}")
     entries = tree.get("constants")
     require(isinstance(entries, dict) and bool(entries), "has no constants: a mapping of keys to values")
-    changes: dict[str, Any] = {outer: {} for outer in _MADE_FOR}
-    for path, entry in dict(entries or {}).items():
+    for path in entries or ():
         require(path in units, f"'{path}' is no constant of the step time; there are {', '.join(units)}")
-        outer, inner, name = path.split(".")
-        changes[outer].setdefault(inner, {})[name] = _entry(path, entry, units[path])
+    changes = {path: _entry(path, entry, units[path]) for path, entry in dict(entries or {}).items()}
     rows = tree.get("covariance") or {}
-    ranged = {path for path, entry in dict(entries or {}).items() if entry.get("low") is not None}
+    ranged = {path for path, entry in changes.items() if entry["low"] is not None}
     fits = isinstance(rows, dict) and set(rows) <= ranged
     require(fits, "covariance must be of its constants that have an interval")
     _checked(rows, "covariance", ROUNDING)
-    return {**changes, "engine": {"constants_covariance": rows}}
+    return unflattened(changes)
 
 
 def _entry(path: str, entry: Any, unit: str) -> dict[str, Any]:
@@ -232,8 +230,7 @@ def exact(tree: Tree, key: str) -> dict[str, Any]:
     path, _, field = key.rpartition(".")
     if field != "value" or path not in units(tree):
         return {}
-    outer, inner, name = path.split(".")
-    return {outer: {inner: {name: {"low": None, "high": None, "source": f"given as {key}"}}}}
+    return unflattened({path: {**_NO_INTERVAL, "source": f"given as {key}"}})
 
 
 def check_key(key: str) -> None:

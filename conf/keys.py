@@ -92,13 +92,8 @@ def value_at(tree: Tree, key: str) -> Any:
 
 def overlaid(tree: Tree, change: Tree) -> dict[str, Any]:
     """The tree with the values of another one over it. Lists are replaced; neither tree is changed."""
-    both = {key for key, value in change.items() if isinstance(value, Mapping)} & tree.keys()
-    inner = {
-        key: overlaid(tree[key], change[key])
-        for key in change
-        if key in both and isinstance(tree[key], Mapping)
-    }
-    return {**tree, **change, **inner}
+    both = {key for key in change if isinstance(change[key], Mapping) and isinstance(tree.get(key), Mapping)}
+    return {**tree, **change, **{key: overlaid(tree[key], change[key]) for key in both}}
 
 
 def flat(tree: Tree, above: str = "") -> dict[str, Any]:

@@ -64,14 +64,13 @@ def _bound(bound: Any) -> tuple[str, Any]:
     if not isinstance(bound, dict) or set(bound) != {"metric", "quantile", "ms"}:
         raise ConfigError(f"{LIST}: each bound has metric, quantile and ms: {SAMPLE}")
     metric, quantile, ms = (bound[name] for name in ("metric", "quantile", "ms"))
-    if metric not in list(METRICS) or ms is None:
-        raise ConfigError(f"{LIST}: metric is one of {', '.join(METRICS)}, and ms is a number")
-    try:
-        return f"slo.{column(limit_of(metric, quantile))}", ms
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{LIST}: metric is one of {', '.join(METRICS)}, quantile from .5 to .999, of three digits"
-        ) from error
+    with suppress(TypeError, ValueError):
+        if metric in METRICS and ms is not None:
+            return f"slo.{column(limit_of(metric, quantile))}", ms
+    raise ConfigError(
+        f"{LIST}: metric is one of {', '.join(METRICS)}, quantile from .5 to .999, of three digits, and ms a "
+        "number"
+    )
 
 
 def _value(kind: Any, key: str, text: str) -> Any:

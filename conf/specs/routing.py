@@ -1,6 +1,7 @@
 """Specs of the way of a request: the policy that chooses a replica, or external endpoints."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -109,11 +110,7 @@ def _check_url(url: str) -> None:
         fits, secret = False, ""
     require(not secret, "target.urls: no user, password, query or fragment; give a key by target.api_key_env")
     require(fits and url.isprintable() and " " not in url, "target.urls: must be http(s)://host:port")
-    require(_has_valid_port(url), "target.urls: the port of a URL must be a number up to 65535")
-
-
-def _has_valid_port(url: str) -> bool:
-    try:
-        return urlsplit(url).port != 0
-    except ValueError:
-        return False
+    port: int | None = 0
+    with suppress(ValueError):
+        port = urlsplit(url).port
+    require(port != 0, "target.urls: the port of a URL must be a number up to 65535")
