@@ -93,8 +93,7 @@ def _measured(
         return output.plan(arguments, planned, lines)
     from loadgen.cli import measuring
 
-    verdict = measuring.measured(arguments, partial(measuring.run, work), planned)
-    return output.reported(verdict, arguments.json)
+    return output.reported(measuring.measured(arguments, work, planned), arguments.json)
 
 
 def progressive(arguments: argparse.Namespace) -> int:
@@ -126,8 +125,7 @@ def progressive(arguments: argparse.Namespace) -> int:
         return max(verdict.exit_code or 0 for verdict in verdicts)
     from loadgen.cli import measuring
 
-    study = published_ladder.LadderStudy(experiments[0])
-    verdict = measuring.measured(arguments, partial(measuring.run, study))
+    verdict = measuring.measured(arguments, published_ladder.LadderStudy(experiments[0]))
     if verdict.progressive:  # every level was played
         _write_ladders(arguments, [verdict])
     return output.reported(verdict, arguments.json)
@@ -175,8 +173,7 @@ def resume(arguments: argparse.Namespace) -> int:
 
     if arguments.dry_run:
         return output.plan(arguments, None, [measuring.left(path)])
-    verdict = measuring.measured(arguments, partial(measuring.resume, path))
-    return output.reported(verdict, arguments.json)
+    return output.reported(measuring.measured(arguments, path), arguments.json)
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -13,7 +13,6 @@ from conf import ConfigError, Experiment
 from conf.specs.experiment import SimulatedEngine
 from loadgen.cli import engine_model
 from loadgen.drive.driver import Driver
-from loadgen.drive.programs import focus, sweep
 from loadgen.run.jobs import SearchCapacity
 from loadgen.search.window_plan import Stop, WindowPlan
 
@@ -118,11 +117,8 @@ class SearchOnFastClock(SearchCapacity):
         is_late = bool(self._late) or verdict.reason.partition(":")[0] in LATE
         return is_late and verdict.exit_code == EXIT_VOID and self.experiment.time_scale > SCALES[-1]
 
-    def load(self, driver: Driver) -> None:
-        self._stop = sweep(driver, self._next_window)
-
-    def _next_window(self, driver: Driver) -> WindowPlan | Stop:
+    def next_step(self, driver: Driver) -> WindowPlan | Stop:
         judged = [window.verdict for window in driver.windows.outcomes]
         if driver.plan.time_scale > SCALES[-1] and sum(verdict.valid for verdict in judged) < SURE_WINDOWS:
             self._late = next((verdict.reason for verdict in judged if verdict.reason in LATE), "")
-        return Stop("void", f"late: {self._late}") if self._late else focus(driver)
+        return Stop("void", f"late: {self._late}") if self._late else super().next_step(driver)

@@ -5,11 +5,11 @@ It is imported only where something is measured.
 
 import argparse
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from analysis.live.address import Address
 from analysis.live.state import Ending, LiveState, LiveView
@@ -37,7 +37,6 @@ from loadgen.search.window_plan import Start
 from loadgen.studies import calibration_probes, comparison, published_ladder, quality_study, study
 from loadgen.studies.matrix_study import MatrixStudy
 
-Measured = TypeVar("Measured", bound=RunVerdict | StudyVerdict)
 OWN_WORDS = (calibration_probes.KIND, published_ladder.KIND, quality_study.KIND)
 """Kinds of studies whose verb has words of its own."""
 WITHOUT_EVIDENCE = {
@@ -53,19 +52,13 @@ WITHOUT_EVIDENCE = {
 NO_RESULT = "The command ended before it had a result; its own screen says why."
 
 
-Act = Callable[[Site, Emit], Measured]
-"""Measures at a site; shows its events."""
-
-
 def measured(
-    arguments: argparse.Namespace,
-    act: Act[Measured],
-    planned: output.PlannedRun | None = None,
-) -> Measured:
-    """The verdict of `act`, with the path of its report; progress and perhaps a page show how it goes on.
+    arguments: argparse.Namespace, work: Job | study.Study | Path, planned: output.PlannedRun | None = None
+) -> PartVerdict:
+    """The verdict of `work`, or of the folder that is resumed, with the path of its report.
 
-    The time of what is `planned` is said first. A start that failed leaves no folder, unless it was to be
-    resumed.
+    Progress and perhaps a page show how it goes on. The time of what is `planned` is said first. A start that
+    failed leaves no folder, unless it was to be resumed.
     """
     with (
         terminal.own_stdout() as out,
@@ -84,9 +77,11 @@ def measured(
             is_real = not isinstance(planned.experiment.engine, SimulatedEngine)
             for line in planned.kernels if is_real else ():
                 show("note", text=line)
-        verdict = act(Site(engine_model.start, service, engine_model.constants_ratio), show)
-        if arguments.verb != "resume":
-            verdict = without_failed_start(verdict)
+        site = Site(engine_model.start, service, engine_model.constants_ratio)
+        if isinstance(work, Path):
+            verdict = resume(work, site, show)
+        else:
+            verdict = without_failed_start(run(work, site, show))
         verdict = output.with_report(verdict)
         if page:
             text = str(answers.brief(verdict))
@@ -113,7 +108,7 @@ def _page(arguments: argparse.Namespace) -> Iterator[LiveView | None]:
                 view.end(Ending(NO_RESULT, None))
 
 
-def without_failed_start(verdict: Measured) -> Measured:
+def without_failed_start(verdict: PartVerdict) -> PartVerdict:
     """The verdict without its folder if its start failed: nothing was measured, and its name is free again.
 
     A folder that holds more, as the last words of engines or a prediction, stays.

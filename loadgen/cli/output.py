@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,7 +17,8 @@ from analysis.results import summary
 from analysis.results.json_border import finite, to_tree
 from analysis.results.locations import REPORT
 from analysis.results.predictions import GridVerdict
-from analysis.results.verdicts import RunVerdict, StudyVerdict, Verdict
+from analysis.results.studies import PartVerdict
+from analysis.results.verdicts import Verdict
 from analysis.rows import parquet
 from analysis.views import answers
 from analysis.views import recommend as recommend_view
@@ -35,7 +36,6 @@ from loadgen.search.pacing import longer_at, longest_search
 from loadgen.traffic.prefix_sharing import means_of
 from loadgen.traffic.schedule import cut_tokens
 
-Measured = TypeVar("Measured", bound=RunVerdict | StudyVerdict)
 TABLES = (".parquet", ".csv")
 SUFFIXES = (*TABLES, ".json")
 NAMING = ("name", "kind", "served_name", "urls")
@@ -77,7 +77,7 @@ def printed(verdict: Verdict | GridVerdict | RecommendationVerdict, as_json: boo
     return verdict.exit_code
 
 
-def reported(verdict: RunVerdict | StudyVerdict, as_json: bool) -> int:
+def reported(verdict: PartVerdict, as_json: bool) -> int:
     """Print a measured result and return its exit code; then write its report, for which nobody waits.
 
     A study that began as a recommendation is printed as what that says by now.
@@ -89,14 +89,14 @@ def reported(verdict: RunVerdict | StudyVerdict, as_json: bool) -> int:
     return code
 
 
-def with_report(verdict: Measured) -> Measured:
+def with_report(verdict: PartVerdict) -> PartVerdict:
     """The verdict with the path of the report that `write_report` writes, if there is something to report."""
     if not verdict.folder or (verdict.requests is not None and not verdict.requests.planned):
         return verdict  # nothing was planned, as after a failed start: the answer says why
     return replace(verdict, report=str(Path(verdict.folder) / REPORT))
 
 
-def write_report(verdict: RunVerdict | StudyVerdict) -> None:
+def write_report(verdict: PartVerdict) -> None:
     """Write the report that `with_report` names; a line on stderr if that fails, and no other result."""
     if not verdict.report:
         return

@@ -6,7 +6,6 @@ The words are in `shape_words`, the order is in `analysis.recommendation`.
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from analysis.planning.evidence import NotPlannable, of_predicted
 from analysis.planning.plan import demand_rates
@@ -85,7 +84,7 @@ def recommend(arguments: argparse.Namespace) -> int:
         machine.refuse(study.experiment)
         from loadgen.cli import measuring
 
-        return output.reported(measuring.measured(arguments, partial(measuring.run, study)), arguments.json)
+        return output.reported(measuring.measured(arguments, study), arguments.json)
     return output.printed(verdict, arguments.json)
 
 

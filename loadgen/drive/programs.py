@@ -167,19 +167,35 @@ IDLE_NS = 10 * NS
 
 
 def offer_load(driver: Driver, experiment: Experiment) -> None:
-    """Offer the load that the experiment asks for, by whichever key it does."""
-    if experiment.concurrency:
-        offer_closed_loop(driver, experiment.concurrency, experiment.closed_requests)
-    elif experiment.profile_qps:
-        profile = Profile.from_points(experiment.profile_qps, experiment.cluster.nodes)
-        window_s = _probe_s(experiment)
-        mean_qps = profile.mean_qps(window_s) / driver.plan.nodes
-        offer_rate(driver, mean_qps, window_s, transition_s(window_s), profile)
-    elif experiment.rate_qps:
-        window_s = _probe_s(experiment)
-        offer_rate(driver, experiment.rate_qps, window_s, transition_s(window_s))
-    else:
-        replay_trace(driver, experiment.duration_s)
+    """Offer the load that the experiment asks for, by whichever key it does.
+
+    A trace is sent at its own times: all of it, or its first `duration_s`. A closed loop keeps `concurrency`
+    requests in flight; its window leaves out the first ones, which ramp up, and what follows the last send.
+    """
+    if experiment.rate_qps or experiment.profile_qps:
+        window_s, profile, qps_per_node = _probe_s(experiment), None, experiment.rate_qps
+        if experiment.profile_qps:
+            profile = Profile.from_points(experiment.profile_qps, experiment.cluster.nodes)
+            qps_per_node = profile.mean_qps(window_s) / driver.plan.nodes
+        assert qps_per_node is not None
+        offer_rate(driver, qps_per_node, window_s, transition_s(window_s), profile)
+        return
+    warm_up(driver)
+    start_ns = driver.feed.next_start_ns()
+    numbers = {"window_index": 0, "first_seq": driver.feed.next_seq, "seed": driver.plan.seed}
+    if held := experiment.concurrency:
+        schedule = driver.feed.traffic.closed(experiment.closed_requests, held, start_ns, **numbers)
+        play_closed_loop(driver, schedule, start_ns, f"closed loop, {held} in flight")
+        return
+    duration_ns = None if experiment.duration_s is None else int(experiment.duration_s * NS)
+    schedule = driver.feed.traffic.replay(start_ns, duration_ns, **numbers)
+    end_ns, why = int(schedule.due_ns[-1]) + 1, "the trace's own times"
+    plan, window = _whole(driver, schedule, start_ns, end_ns, len(schedule), why)
+    driver.announce(plan, window)
+    driver.feed.offer(schedule, start_ns)
+    driver.watch(window, may_abort=False)
+    driver.close(plan, window, window.planned_end_ns)
+    driver.drain()
 
 
 def transition_s(window_s: float) -> float:
@@ -218,37 +234,6 @@ def offer_rate(
     plan = WindowPlan(0, "window", qps_per_node, transition_s, duration_s, False, why)
     load_prepared(driver, plan, may_abort=False, profile=profile)
     driver.drain(run_out=profile is None)
-
-
-def replay_trace(driver: Driver, duration_s: float | None) -> None:
-    """Send the trace's requests at the trace's own times: all of it, or its first `duration_s`."""
-    warm_up(driver)
-    start_ns = driver.feed.next_start_ns()
-    duration_ns = None if duration_s is None else int(duration_s * NS)
-    seed, first_seq = driver.plan.seed, driver.feed.next_seq
-    schedule = driver.feed.traffic.replay(
-        start_ns, duration_ns, window_index=0, first_seq=first_seq, seed=seed
-    )
-    last_ns, why = int(schedule.due_ns[-1]), "the trace's own times"
-    plan, window = _whole(driver, schedule, start_ns, last_ns + 1, len(schedule), why)
-    driver.announce(plan, window)
-    driver.feed.offer(schedule, start_ns)
-    driver.watch(window, may_abort=False)
-    driver.close(plan, window, window.planned_end_ns)
-    driver.drain()
-
-
-def offer_closed_loop(driver: Driver, concurrency: int, requests: int) -> None:
-    """Keep `concurrency` requests in flight until `requests` have been answered: a closed loop.
-
-    The window leaves out the first requests, which ramp up, and what follows the last send.
-    """
-    warm_up(driver)
-    start_ns, seed, first_seq = driver.feed.next_start_ns(), driver.plan.seed, driver.feed.next_seq
-    schedule = driver.feed.traffic.closed(
-        requests, concurrency, start_ns, window_index=0, first_seq=first_seq, seed=seed
-    )
-    play_closed_loop(driver, schedule, start_ns, f"closed loop, {concurrency} in flight")
 
 
 def play_closed_loop(

@@ -19,7 +19,7 @@ from loadgen.fleet.target import HostSource, NoHosts
 from loadgen.run import verdicts
 from loadgen.run.endpoint import TargetError
 from loadgen.run.progress import Emit
-from loadgen.search.window_plan import Start
+from loadgen.search.window_plan import Start, Stop, WindowPlan
 from loadgen.traffic.traffic import Traffic
 
 DEPLOYED = ("cluster", "hardware", "model", "engine", "layout", "routing", "target")
@@ -189,7 +189,11 @@ class SearchCapacity(Job):
     """The job of a sweep."""
 
     def load(self, driver: Driver) -> None:
-        self._stop = sweep(driver)
+        self._stop = sweep(driver, self.next_step)
+
+    def next_step(self, driver: Driver) -> WindowPlan | Stop:
+        """The next window of the search, or its end."""
+        return programs.focus(driver)
 
     def verdict(self, driver: Driver) -> RunVerdict:
         return verdicts.sweep_verdict(self.experiment, driver, self._stop)

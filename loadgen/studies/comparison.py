@@ -23,7 +23,6 @@ from analysis.stats.estimate import Estimate
 from conf import Experiment
 from conf.specs.experiment import Slo
 from loadgen.drive.driver import Driver
-from loadgen.drive.programs import sweep
 from loadgen.run.jobs import Job, SearchCapacity
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import next_window, prior
@@ -113,11 +112,6 @@ class Original:
         }
         self._latencies = {place.index: played.latencies(place) for _, place in whole}
 
-    @classmethod
-    def of(cls, run: Run) -> "Original":
-        """The original from the folder of A, whose sweep has ended."""
-        return cls(PlayedWindows.of_run(run))
-
     def pairs(self, b: PlayedWindows) -> list[Pair]:
         """The replays on B, each paired with its window of A."""
         return [
@@ -147,7 +141,7 @@ class Comparison(TwoSides):
 
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         """The verdict with the ratio, from the rows of both folders; too few pairs are an open end."""
-        original = Original.of(load_run(self.path / "a"))
+        original = Original(PlayedWindows.of_run(load_run(self.path / "a")))
         pairs = PairedReplays.of(original, load_run(self.path / "b"))
         evidence = f"{pairs.whole} of {len(original.templates)} windows of A paired"
         verdict = replace(verdict, differs=differing(self.experiment, self.other), evidence=evidence)
@@ -169,13 +163,12 @@ class ReplayWindows(SearchCapacity):
         self.path = path
 
     def load(self, driver: Driver) -> None:
-        original = Original.of(load_run(self.path))
-        driver.replan(seed=original.seed)
-        self._stop = sweep(driver, lambda driver: self.next_step(driver, original))
+        self.original = Original(PlayedWindows.of_run(load_run(self.path)))
+        driver.replan(seed=self.original.seed)
+        super().load(driver)
 
-    def next_step(self, driver: Driver, original: Original) -> WindowPlan | Stop:
-        """The next window on the service that replays the original."""
-        return next_replay(driver, original)
+    def next_step(self, driver: Driver) -> WindowPlan | Stop:
+        return next_replay(driver, self.original)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ from loadgen.studies.comparison import (
     OF_BOTH,
     Original,
     PairedReplays,
+    PlayedWindows,
     ReplayWindows,
-    next_replay,
     unpaired_ratio,
 )
 from loadgen.studies.study import Study, result, seed_of
@@ -183,7 +183,7 @@ class MatrixStudy(Study):
     def _ratios(self, first: str, verdicts: Parts) -> dict[str, CellRatio]:
         """The known capacities over that of the first, with 95 % intervals, paired on the same requests."""
         replayed = [name for name, each in verdicts.items() if getattr(each, "replays", "") == first]
-        original = Original.of(load_run(self.path / first)) if replayed else None
+        original = Original(PlayedWindows.of_run(load_run(self.path / first))) if replayed else None
         ratios = {first: CellRatio(Estimate(1.0, 1.0, 1.0), REFERENCE)}
         for name, verdict in verdicts.items():
             if verdict.exit_code != summary.EXIT_OK or name == first:
@@ -200,9 +200,9 @@ class MatrixStudy(Study):
 class ReplayReference(ReplayWindows):
     """The job of a cell that replays the reference: its windows, then more and the confirmation run."""
 
-    def next_step(self, driver: Driver, original: Original) -> WindowPlan | Stop:
-        driver.replan(seed=original.seed)
-        step = next_replay(driver, original)
+    def next_step(self, driver: Driver) -> WindowPlan | Stop:
+        driver.replan(seed=self.original.seed)
+        step = super().next_step(driver)
         if not isinstance(step, Stop) or step.kind != "budget":
             return step
         # Of other arrivals: with the original's a window of the same number might count twice.
