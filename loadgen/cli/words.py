@@ -64,10 +64,10 @@ def experiment_of(verb: str, words: Sequence[str], config: Path | None) -> Exper
     if verb == "predict" and not any(word.startswith("cluster.session=") for word in words):
         words.append("cluster.session=fake")  # nothing is started, so that any number of nodes will do
     experiment = load(words, config)
-    workload = text_pool.located(with_mean_lengths(trace.resolve(experiment.workload)))
-    experiment = with_image_tokens(
-        replace(experiment, workload=workload, target=endpoint.located(experiment.target))
-    )
+    workload = with_mean_lengths(trace.resolve(experiment.workload))
+    workload = replace(workload, tokenizer=_absolute(workload.tokenizer))
+    target = replace(experiment.target, ca_file=_absolute(experiment.target.ca_file))
+    experiment = with_image_tokens(replace(experiment, workload=workload, target=target))
     # Only typed words can be idle, because a saved file holds every key.
     refuse(Command(verb, experiment), *(Word(verb, experiment, word) for word in typed))
     if experiment.engine.kind == "external":
@@ -75,6 +75,11 @@ def experiment_of(verb: str, words: Sequence[str], config: Path | None) -> Exper
         is_named = config is not None or any(word.startswith("model.served_name=") for word in typed)
         experiment = endpoint.with_served_model(experiment, is_named)
     return experiment
+
+
+def _absolute(path: str) -> str:
+    """The absolute path: load actors run, and a run is resumed, elsewhere. An empty one stays so."""
+    return path and str(Path(path).expanduser().absolute())
 
 
 def refuse(*specs: object) -> None:

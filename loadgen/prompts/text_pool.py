@@ -183,13 +183,6 @@ class Tokenizer:
         return dict(self._tokenizer.get_vocab(with_added_tokens=True))
 
 
-def located(workload: Workload) -> Workload:
-    """The workload with the absolute path of its tokenizer's folder, which load actors elsewhere need."""
-    if not workload.tokenizer:
-        return workload
-    return replace(workload, tokenizer=str(Path(workload.tokenizer).expanduser().absolute()))
-
-
 # Real text.
 
 GRAMMAR = json.loads(Path(__file__).with_name("grammar.json").read_text())

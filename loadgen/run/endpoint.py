@@ -62,13 +62,6 @@ def access_to(target: Endpoints) -> Access:
     return Access(_api_key(target.api_key_env), ca)
 
 
-def located(target: Endpoints) -> Endpoints:
-    """The same with the absolute path of its CA file, so that a run can be resumed from another folder."""
-    if not target.ca_file:
-        return target
-    return replace(target, ca_file=str(Path(target.ca_file).expanduser().absolute()))
-
-
 def models_of(url: str, access: Access, within_s: float = READY_TIMEOUT_S) -> list[dict[str, Any]]:
     """The models a server says it serves. Raises TargetError when it does not answer as one in time."""
     try:

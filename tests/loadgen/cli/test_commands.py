@@ -308,12 +308,9 @@ def stops(scale: float, *judged: Verdict) -> bool:
     """Whether the search on such a clock ends after these windows."""
     windows = SimpleNamespace(outcomes=[SimpleNamespace(verdict=verdict) for verdict in judged])
     driver: Any = SimpleNamespace(plan=SimpleNamespace(time_scale=scale), windows=windows)
-    steps: list[WindowPlan | Stop] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "focus", lambda _: WindowPlan(0, "window", 1.0, 0.0, 1.0, False, ""))
-        patch.setattr(machine, "sweep", lambda driver, choose: steps.append(choose(driver)))
-        machine.SearchOnFastClock(PLAIN).load(driver)
-    return isinstance(steps[0], Stop)
+        patch.setattr(programs, "focus", lambda _: WindowPlan(0, "window", 1.0, 0.0, 1.0, False, ""))
+        return isinstance(machine.SearchOnFastClock(PLAIN).next_step(driver), Stop)
 
 
 def test_a_late_search_on_a_fast_clock_loads_no_further_window() -> None:

@@ -10,9 +10,8 @@ import pytest
 from conf import ConfigError, load
 from conf.io.http_get import DEFAULT_ACCESS, Access
 from conf.io.secret import Secret
-from conf.specs.routing import Endpoints
-from loadgen.cli.words import spelled
-from loadgen.run.endpoint import TargetError, access_to, located, models_of, with_served_model
+from loadgen.cli.words import experiment_of, spelled
+from loadgen.run.endpoint import TargetError, access_to, models_of, with_served_model
 from tests.support.servers.certificates import self_signed
 from tests.support.servers.threaded_server import Reply, reply, serving
 
@@ -98,9 +97,10 @@ def test_certificates_are_read_once_and_by_their_absolute_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     self_signed(tmp_path)
-    experiment = located(Endpoints(["https://gw"], ca_file="mock.pem"))
-    assert experiment.ca_file == str(tmp_path / "mock.pem")
-    assert access_to(experiment).ca.startswith("-----BEGIN CERTIFICATE-----")
+    words = ["https://gw", "target.ca_file=mock.pem", "target.list_models=false"]
+    target = experiment_of("sweep", words, None).target
+    assert target.ca_file == str(tmp_path / "mock.pem")
+    assert access_to(target).ca.startswith("-----BEGIN CERTIFICATE-----")
 
 
 def listing(*names: str) -> Any:
