@@ -1,17 +1,23 @@
-"""The verb `recommend`: every shape predicted, their order, what to measure; with --measure, measured.
+"""The verb `recommend`: its words, every shape predicted, what to measure; with --measure, measured.
 
-The words are in `shape_words`, the order is in `analysis.recommendation`.
+The order is in `analysis.recommendation`.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 from analysis.planning.evidence import NotPlannable, of_predicted
 from analysis.planning.plan import demand_rates
 from analysis.recommendation import ranking
 from analysis.recommendation.ranking import (
     BUDGET,
+    HIT,
     LAYOUT,
     Candidate,
     ProposedMeasurement,
@@ -19,6 +25,7 @@ from analysis.recommendation.ranking import (
     RecommendationVerdict,
     ShapeRanking,
     UnrankedShape,
+    name_of,
 )
 from analysis.results import summary
 from analysis.results.experiment_facts import describe
@@ -26,14 +33,17 @@ from analysis.results.json_border import to_tree
 from analysis.results.predictions import PredictionVerdict
 from analysis.results.runs import RunError, refuse_out
 from analysis.views import recommend as recommend_view
-from conf import ConfigError, Experiment
+from conf import ConfigError, Experiment, load
+from conf.compose import load_groups
 from conf.io import terminal
+from conf.specs.experiment import SimulatedEngine
+from conf.specs.planning import MOST_SHAPES, Recommend, Recommendation
+from conf.words import group_file, groups, key_and_value
 from loadgen.cli import engine_model, machine, output, prediction, two_sides
 from loadgen.cli.output import planned_run
-from loadgen.cli.shape_words import Shape, ShapeQuestion
-from loadgen.cli.words import checked_experiment
+from loadgen.cli.words import checked_experiment, refuse
 from loadgen.predict import grid
-from loadgen.predict.grid import Cell
+from loadgen.predict.grid import Cell, made
 from loadgen.predict.uncertainty import DRAWS, ParallelMap
 from loadgen.run.run_folder import json_text
 from loadgen.search import pacing
@@ -47,12 +57,142 @@ ON_SIMULATED = (
     "serves, not what the hardware does; on your nodes add engine=vllm cluster=mi325x_1n"
 )
 
-Answer = PredictionVerdict | str
-"""A prediction, or the reason why there is none."""
 Task = tuple[Experiment, int]
 """A shape's experiment, and how many draws of the constants it gets."""
 SAID_EVERY = 5
 """Shapes between two lines of progress (our choice)."""
+
+
+OWN_GROUPS = tuple(field.name for field in fields(Recommendation))
+PREDICTED = ("search.lowest_qps", "search.highest_qps")
+"""The words about a search that a prediction honours too; all others are of the measurements."""
+MEASURED = ("search", "fleet", "run", "out", "engine.time_scale")
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeWord:
+    """A word of the service beside a recommendation: what rules about these words read."""
+
+    word: str
+    recommend: Recommend
+
+    @property
+    def group(self) -> str:
+        """The first part of the key."""
+        return self.word.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape(Cell):
+    """One shape at one hit rate: a cell that `words` make of the words of the service.
+
+    `answer` is its prediction, or the reason why there is none; None before it was predicted.
+    """
+
+    words: tuple[str, ...] = ()
+    answer: PredictionVerdict | str | None = None
+
+    @property
+    def hit(self) -> float | None:
+        """The prefix hit rate; None for the workload's own."""
+        return self.at.get(HIT)
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeQuestion:
+    """A question about shapes: demand and margins, the words of the service, and `config`, their base."""
+
+    specs: Recommendation
+    service: tuple[str, ...]
+    config: Path | None
+    is_simulated: bool
+
+    @classmethod
+    def of(cls, words: Sequence[str], config: Path | None) -> "ShapeQuestion":
+        """Raises ConfigError for words that no recommendation honours."""
+        own = [word for word in words if word.partition("=")[0].partition(".")[0] in OWN_GROUPS]
+        service = [word for word in words if word not in own]
+        recommendation = load_groups(Recommendation, own)
+        refuse(*(ShapeWord(key_and_value(word)[0], recommendation.recommend) for word in service))
+        for layout in recommendation.recommend.layouts:
+            group_file("layout", layout)  # refuses an unknown one
+        # Other words may fit one layout alone; those are judged with each.
+        kind = load([word for word in service if word.startswith(("engine=", "target."))], config).engine.kind
+        if kind == "external":
+            raise ConfigError(
+                "recommend compares what could be deployed; engine=external stands already: measure it with "
+                "sweep, and plan on the run with python -m analysis plan"
+            )
+        return cls(recommendation, tuple(service), config, kind == "simulated")
+
+    @property
+    def layouts(self) -> list[str]:
+        return self.specs.recommend.layouts or groups()["layout"]
+
+    @property
+    def hits(self) -> list[float] | list[None]:
+        return self.specs.recommend.hits or [None]
+
+    @property
+    def predicting(self) -> list[str]:
+        """The words of the service for the engine model: a simulated engine, without what is measured."""
+        measured = [word for word in self.service if {_key(word), word.partition(".")[0]} & set(MEASURED)]
+        kept = [word for word in self.service if word not in measured or _key(word) in PREDICTED]
+        if self.is_simulated:
+            return kept
+        model_keys = ("engine.constants", "engine.activation_bytes")
+        kept = [word for word in kept if not word.startswith("engine") or _key(word) in model_keys]
+        return [*kept, "engine=simulated"]
+
+    def shapes(self) -> list[Shape]:
+        """Every shape, those of a layout together. Raises ConfigError if there are too many."""
+        pairs = product(self.layouts, self.hits)
+        shapes = [shape for layout, hit in pairs for shape in self._of_layout(layout, hit)]
+        if len(shapes) > MOST_SHAPES:
+            raise ConfigError(
+                f"{len(shapes)} shapes are more than {MOST_SHAPES}; name fewer in recommend.layouts, "
+                "recommend.budgets or recommend.hits"
+            )
+        return shapes
+
+    def _of_layout(self, layout: str, hit: float | None) -> Iterator[Shape]:
+        at: dict[str, Any] = {LAYOUT: layout, BUDGET: 0} | ({} if hit is None else {HIT: hit})
+        words = f"layout={layout}", *(() if hit is None else (f"workload.prefix_hit={hit:g}",))
+        own, refused = self._predicted(words)
+        if own is None:
+            yield Shape(layout, at, None, refused, words)
+            return
+        # Those of a step of the engines that compute prompts.
+        engine, computing = own.engine, own.layout.prefill_side or own.layout
+        assert isinstance(engine, SimulatedEngine)
+        own_tokens = computing.max_num_batched_tokens or engine.max_num_batched_tokens
+        # Every engine of a node gets the budget.
+        sides = ["layout.prefill.max_num_batched_tokens"] if own.layout.prefill else []
+        for budget in self.specs.recommend.budgets or around(own_tokens):
+            has_it = budget == own_tokens and self.is_simulated
+            keys = [] if has_it else ["layout.max_num_batched_tokens", *sides]
+            all_words = *words, *(f"{key}={budget}" for key in keys)
+            name = name_of(layout, budget)
+            yield Shape(name, at | {BUDGET: budget}, *self._predicted(all_words), all_words)
+
+    def _predicted(self, words: Sequence[str]) -> tuple[Experiment | None, str]:
+        """The experiment of a shape's words for the engine model, or the reason why there is none."""
+        return made(partial(prediction.checked, [*self.predicting, *words], self.config))
+
+    def command(self, verb: str, words: Sequence[str]) -> str:
+        """A command that measures, as it is typed."""
+        base = ["--config", str(self.config)] if self.config else []
+        own = [word for word in self.service if _key(word) != "run"]  # a name is taken once
+        return shlex.join(["python", "-m", "loadgen", verb, *words, *own, *base])
+
+
+def around(tokens: int) -> list[int]:
+    """The budgets that are compared where none are named."""
+    return [max(1, tokens // 2), tokens, 2 * tokens]
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0]
 
 
 def recommend(arguments: argparse.Namespace) -> int:
@@ -70,9 +210,9 @@ def recommend(arguments: argparse.Namespace) -> int:
         lines = [*_planned(shapes, peak_qps), *more, "the first one is below"]
         return output.plan(arguments, planned_run(good[0], 0), lines)
     with prediction.processes() as parallel_map:
-        answers = predictions(shapes, parallel_map, output.noting(arguments))
+        shapes = predicted(shapes, parallel_map, output.noting(arguments))
     try:
-        verdict = answered(question, shapes, answers, peak_qps)
+        verdict = answered(question, shapes, peak_qps)
     except NotPlannable as error:
         terminal.error(error)
         return error.exit_code
@@ -110,10 +250,8 @@ def _to_measure(question: ShapeQuestion, shapes: Sequence[Shape]) -> list[str]:
     ]
 
 
-def predictions(
-    shapes: Sequence[Shape], parallel_map: ParallelMap, say: Callable[[str], None]
-) -> list[Answer | None]:
-    """The answer for every shape, None for an infeasible one.
+def predicted(shapes: Sequence[Shape], parallel_map: ParallelMap, say: Callable[[str], None]) -> list[Shape]:
+    """The shapes with their answers, infeasible ones without.
 
     After a first look at all, those that may be the best are predicted at length, under the draws of a
     prediction, the same ones for all. The others get a few draws (`grid.WORTHLESS`).
@@ -130,7 +268,7 @@ def predictions(
             is_likely = _qps(answer) >= grid.WORTHLESS * best[good[place].hit]
             tasks[place] = _task(good[place], grid.RANKING_S, DRAWS if is_likely else grid.FEW_DRAWS)
     answers |= zip(tasks, _mapped(parallel_map, list(tasks.values()), "predicted", say), strict=True)
-    return [answers.get(place) for place in range(len(shapes))]
+    return [replace(shape, answer=answers.get(place)) for place, shape in enumerate(shapes)]
 
 
 def _task(shape: Shape, budget_s: float, draws: int) -> Task:
@@ -140,16 +278,16 @@ def _task(shape: Shape, budget_s: float, draws: int) -> Task:
 
 def _mapped(
     parallel_map: ParallelMap, tasks: Sequence[Task], word: str, say: Callable[[str], None]
-) -> list[Answer]:
-    answers: list[Answer] = []
-    for answer in parallel_map(_predicted, tasks):
+) -> list[PredictionVerdict | str]:
+    answers: list[PredictionVerdict | str] = []
+    for answer in parallel_map(_answer, tasks):
         answers.append(answer)
         if len(answers) % SAID_EVERY == 0 or len(answers) == len(tasks):
             say(f"{len(answers)} of {len(tasks)} shapes are {word}")
     return answers
 
 
-def _predicted(task: Task) -> Answer:
+def _answer(task: Task) -> PredictionVerdict | str:
     experiment, draws = task
     try:
         return engine_model.predict(experiment, draws=draws)
@@ -157,24 +295,20 @@ def _predicted(task: Task) -> Answer:
         return str(error)
 
 
-def _qps(answer: Answer) -> float:
+def _qps(answer: PredictionVerdict | str) -> float:
     if isinstance(answer, str) or answer.capacity is None:
         return 0.0
     return answer.capacity.qps_per_node.value
 
 
-def answered(
-    question: ShapeQuestion, shapes: Sequence[Shape], answers: Sequence[Answer | None], peak_qps: float
-) -> RecommendationVerdict:
+def answered(question: ShapeQuestion, shapes: Sequence[Shape], peak_qps: float) -> RecommendationVerdict:
     """The recommendation of the predicted shapes, a ranking for each hit rate.
 
     Raises NotPlannable where no shape has a capacity, RunError where no number of nodes serves the peak.
     """
-    pairs = list(zip(shapes, answers, strict=True))
     first = next(shape.experiment for shape in shapes if shape.experiment)
     rankings = [
-        _ranking(question, [(shape, answer) for shape, answer in pairs if shape.hit == hit], peak_qps)
-        for hit in question.hits
+        _ranking(question, [shape for shape in shapes if shape.hit == hit], peak_qps) for hit in question.hits
     ]
     is_proposed = any(ranking.proposed for ranking in rankings)
     return RecommendationVerdict(
@@ -188,22 +322,21 @@ def answered(
     )
 
 
-def _ranking(
-    question: ShapeQuestion, pairs: Sequence[tuple[Shape, Answer | None]], peak_qps: float
-) -> ShapeRanking:
-    results = [_candidate(shape, answer) for shape, answer in pairs]
+def _ranking(question: ShapeQuestion, shapes: Sequence[Shape], peak_qps: float) -> ShapeRanking:
+    results = [_candidate(shape) for shape in shapes]
     candidates = [each for each in results if isinstance(each, Candidate)]
     unranked = [each for each in results if isinstance(each, UnrankedShape)]
-    by_name = {shape.name: shape for shape, _ in pairs}
-    order = ranking.ranked(pairs[0][0].hit, candidates, unranked, peak_qps, question.specs.plan)
+    by_name = {shape.name: shape for shape in shapes}
+    order = ranking.ranked(shapes[0].hit, candidates, unranked, peak_qps, question.specs.plan)
     first = by_name[order.first.name]
     sides = [[first, by_name[rival.name]] for rival in ranking.rivals(order)] or [[first]]
     proposed = [proposal for side in sides if (proposal := _proposal(question, side))]
     return replace(order, proposed=tuple(proposed))
 
 
-def _candidate(shape: Shape, answer: Answer | None) -> Candidate | UnrankedShape:
+def _candidate(shape: Shape) -> Candidate | UnrankedShape:
     """The prediction of the engine model for a shape, or the reason why it has no rank."""
+    answer = shape.answer
     if shape.experiment is None or answer is None:
         return UnrankedShape(name=shape.name, kind="infeasible", reason=shape.refused)
     if isinstance(answer, str):
@@ -214,7 +347,7 @@ def _candidate(shape: Shape, answer: Answer | None) -> Candidate | UnrankedShape
         return UnrankedShape(name=shape.name, kind="not ranked", reason=answer.reason or str(error))
     assert answer.capacity and answer.forecast
     draws = answer.forecast.of_capacity.draws if answer.forecast.of_capacity else 0
-    predicted = RankedShape(
+    ranked = RankedShape(
         name=shape.name,
         layout=shape.at[LAYOUT],
         budget_tokens=shape.at[BUDGET],
@@ -227,7 +360,7 @@ def _candidate(shape: Shape, answer: Answer | None) -> Candidate | UnrankedShape
         assumed=answer.constants.assumed if answer.constants else (),
     )
     ln_qps = grid.joint_ln_qps(shape.experiment, answer, alone=draws != DRAWS)
-    return Candidate(predicted, evidence, ln_qps)
+    return Candidate(ranked, evidence, ln_qps)
 
 
 def _measured(question: ShapeQuestion, shape: Shape) -> Experiment:
