@@ -62,12 +62,11 @@ VOID_IN_A_ROW = 2
 
 @dataclass(frozen=True, slots=True)
 class Required:
-    """The last interim analysis, their number, and why nothing more could be measured if so.
+    """The number of interim analyses, and why nothing more could be measured if so.
 
     `whole_s` are the seconds of all windows that fit into the longest time.
     """
 
-    analysis: InterimAnalysis
     analyses: int
     whole_s: float
     stop: Stop | None = None
@@ -103,7 +102,7 @@ def require(driver: Driver, rate_qps: float, longest_s: float) -> Required:
             stop = Stop("void", f"{VOID_IN_A_ROW} windows in a row were void")
         if stop:
             driver.drain()
-            return Required(analyse(driver, rate_qps, whole_s), analyses, whole_s, stop)
+            return Required(analyses, whole_s, stop)
         index = len(driver.windows.outcomes)
         window_s = max(_window_s(rate_qps), WINDOW_E2E * _lasting_s(driver))
         plan = WindowPlan(index, "window", rate_qps, transition_s, window_s, False, why)
@@ -118,7 +117,7 @@ def require(driver: Driver, rate_qps: float, longest_s: float) -> Required:
         why = f"interim analysis {analyses}: {analysis.reason}"
         driver.emit("look", index=analyses, verdict=analysis.verdict, text=why)
         if analysis.verdict != "undecided" or late:
-            return Required(analysis, analyses, whole_s)
+            return Required(analyses, whole_s)
 
 
 def analyse(driver: Driver, rate_qps: float, whole_s: float) -> InterimAnalysis:

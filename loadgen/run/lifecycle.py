@@ -7,6 +7,7 @@ import traceback
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -31,12 +32,11 @@ from loadgen.drive.prepared_load import QueueTimeNotReported
 from loadgen.fleet.fleet import LoadFleet
 from loadgen.fleet.http_client import ClientPlan
 from loadgen.fleet.target import FleetError
-from loadgen.run import verdicts
+from loadgen.run import run_hosts, verdicts
 from loadgen.run.endpoint import TargetError, access_to
 from loadgen.run.jobs import Job, Service, Site
 from loadgen.run.progress import Emit
 from loadgen.run.run_folder import RunFolder, checksums, manifest, read_files, sha256_of
-from loadgen.run.run_hosts import RunHosts
 from loadgen.run.samplers import IDLE_S, PowerSampler, Scraper
 from loadgen.search.window_plan import Start
 from loadgen.traffic import trace
@@ -67,7 +67,6 @@ class RunLifecycle:
         self._driver: Driver | None = None
         self._fleet: LoadFleet | None = None
         self._service: Service | None = None
-        self._hosts: RunHosts | None = None
         self._scraper: Scraper | None = None
         self._power_unknown = "the run ended before a node was asked"
         self._lines: SimpleQueue[str] = SimpleQueue()
@@ -166,7 +165,6 @@ class RunLifecycle:
                 self._rest(service, meter)
                 repair = self._repair if service.recover and self.experiment.cluster.recovery_s else None
                 plan = LoadPlan.from_experiment(self.experiment, service.replicas, start)
-                self._hosts = hosts = RunHosts(service.hosts, fleet)
                 self._driver = driver = Driver(
                     fleet,
                     plan,
@@ -176,7 +174,7 @@ class RunLifecycle:
                     self.folder.tell,
                     repair,
                 )
-                driver.windows.outages, driver.watcher = hosts.outages, self._watched
+                driver.windows.outages, driver.watcher = partial(run_hosts.outages, fleet), self._watched
                 if self._past is not None:
                     driver.restore(self._past)
                 self._job.service = service
@@ -312,9 +310,9 @@ class RunLifecycle:
         if self._fleet:
             # Those that replaced others are among them by now.
             self._manifest["load_actors"] = [member.described() for member in self._fleet.members]
-        if self._hosts:
+        if self._fleet and self._driver:
             servers = [*self._manifest.get("servers_before", []), self._manifest.get("server", {})]
-            self._manifest["hosts"] = self._hosts.table(rows, servers)
+            self._manifest["hosts"] = run_hosts.table(self._fleet, rows, servers)
         self._manifest["host"]["load_average_at_end"] = os.getloadavg()
         self._record(ended_at=datetime.now(UTC).isoformat(), files=checksums(self.folder.path))
         self.folder.event("end", exit_code=verdict.exit_code, reason=verdict.reason)

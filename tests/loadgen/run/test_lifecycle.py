@@ -24,13 +24,12 @@ from loadgen.drive.driver import Driver
 from loadgen.fleet.fleet import Member
 from loadgen.fleet.load_actor import Place
 from loadgen.fleet.process import ClockOffset, limits, wall_less_monotonic_ns
-from loadgen.run import lifecycle, progress
+from loadgen.run import lifecycle, progress, run_hosts
 from loadgen.run.endpoint import TargetError
 from loadgen.run.jobs import Job, SearchCapacity, Site
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.progress import sentence
 from loadgen.run.run_folder import RunFolder, without_credentials
-from loadgen.run.run_hosts import RunHosts
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
 from tests.support.runs.live_states import DONE
@@ -220,22 +219,6 @@ def test_progress_says_which_figures_are_provisional_and_tells_the_final_ones(ra
 SHIFT_NS = 3 * NS
 
 
-class Fleet:
-    """One load actor on a host whose wall clock is 3 s ahead; the run began at 10 s, monotonic."""
-
-    def __init__(self) -> None:
-        wall_ns = wall_less_monotonic_ns() + SHIFT_NS
-        actor: Any = None
-        place = Place(4, "n", "load1", "10.0.0.9", 1, wall_ns, limits())
-        self.members = [Member(4, 0, actor, place, ClockOffset(0, 1_000_000), began_ns=11 * NS)]
-
-    def now_ns(self) -> int:
-        return 90 * NS
-
-    def run_ns(self, monotonic_ns: int) -> int:
-        return monotonic_ns - 10 * NS
-
-
 class Source:
     """Two outages, one of which still lasts."""
 
@@ -246,18 +229,30 @@ class Source:
         return [node, HostOutage("load1", "10.0.0.9", False, "timed out", 70 * NS)]
 
 
+class Fleet:
+    """One load actor on a host whose wall clock is 3 s ahead; the run began at 10 s, monotonic."""
+
+    def __init__(self) -> None:
+        wall_ns = wall_less_monotonic_ns() + SHIFT_NS
+        actor: Any = None
+        place = Place(4, "n", "load1", "10.0.0.9", 1, wall_ns, limits())
+        self.members = [Member(4, 0, actor, place, ClockOffset(0, 1_000_000), began_ns=11 * NS)]
+        self.hosts = Source()
+
+    def now_ns(self) -> int:
+        return 90 * NS
+
+    def run_ns(self, monotonic_ns: int) -> int:
+        return monotonic_ns - 10 * NS
+
+
 @pytest.fixture
 def fleet() -> Any:
     return Fleet()
 
 
-@pytest.fixture
-def hosts(fleet: Any) -> RunHosts:
-    return RunHosts(Source(), fleet)
-
-
-def test_outages_are_on_the_runs_clock_with_the_load_actors_of_their_host(hosts: RunHosts) -> None:
-    node, load = hosts.outages()
+def test_outages_are_on_the_runs_clock_with_the_load_actors_of_their_host(fleet: Any) -> None:
+    node, load = run_hosts.outages(fleet)
     assert (node.from_ns, node.until_ns, node.loads, node.clients) == (30 * NS, 42 * NS, False, frozenset())
     assert (load.from_ns, load.until_ns, load.loads, load.clients) == (60 * NS, None, True, frozenset({4}))
 
@@ -266,22 +261,22 @@ def test_outages_are_on_the_runs_clock_with_the_load_actors_of_their_host(hosts:
     ("lost_s", "until_s", "clients"), [(75, 65, {4}), (69, None, set())], ids=["in the outage", "before it"]
 )
 def test_an_outage_matters_until_the_last_load_actor_of_the_host_is_given_up(
-    fleet: Any, hosts: RunHosts, lost_s: int, until_s: int | None, clients: set[int]
+    fleet: Any, lost_s: int, until_s: int | None, clients: set[int]
 ) -> None:
     fleet.members[0].lost_ns = lost_s * NS
-    _, load = hosts.outages()
+    _, load = run_hosts.outages(fleet)
     assert (load.until_ns, load.clients) == (until_s and until_s * NS, clients)
     fleet.members.append(replace(fleet.members[0], client_id=5, began_ns=(lost_s + 1) * NS, lost_ns=None))
-    _, load = hosts.outages()
+    _, load = run_hosts.outages(fleet)
     assert (load.until_ns, load.clients) == (None, {*clients, 5})
 
 
-def test_the_table_has_role_clock_lost_seconds_and_requests_of_each_host(hosts: RunHosts) -> None:
+def test_the_table_has_role_clock_lost_seconds_and_requests_of_each_host(fleet: Any) -> None:
     rows = pa.Table.from_pylist(
         [{"client_id": 4, "replica_id": replica} for replica in ("r0", "r0", "r1", None)], records.PROGRESS
     )
     replicas = {"r0": {"host": "10.0.0.2"}, "r1": {}}
-    node, load = hosts.table(rows, [{"replicas": replicas}, {"replicas": replicas}, {}])
+    node, load = run_hosts.table(fleet, rows, [{"replicas": replicas}, {"replicas": replicas}, {}])
     assert node == {"address": "10.0.0.2", "role": "serves", "requests": 2, "lost_s": 12.0}
     assert (load["name"], load["role"], load["requests"], load["lost_s"]) == ("load1", "load", 4, 30.0)
     assert load["clock_offset_ms"] == pytest.approx(3000, abs=50)
