@@ -62,10 +62,10 @@ def test_what_a_user_wrote_is_text_and_no_template() -> None:
         ("{{ nobody }}", "'nobody' is undefined"),
         ("{{ user.age }}", "no attribute 'age'"),
         ("{{ ''.__class__.__mro__ }}", "unsafe|undefined"),
-        ("{{ history.clear() }}", "not safely callable|unsafe"),
-        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{{ history.clear() }}", "Call is not in the language"),
+        ("{% include '/etc/passwd' %}", "Include is not in the language"),
         ("{{ 1 + }}", "unexpected"),
-        ("{{ system + 1 }}", "str"),
+        ("{{ system + 1 }}", "Add is not in the language"),
     ],
 )
 def test_what_cannot_or_must_not_be_filled_is_refused_in_a_line(content: str, message: str) -> None:
@@ -178,10 +178,9 @@ def test_a_template_that_grows_without_end_is_refused_in_a_line(content: str) ->
         ("{% for x in history %}{{ loop.index }}/{{ loop.length }} {% endfor %}", "1/2 2/2 "),
         ("{{ user.name ~ ': ' ~ message | upper }}", "Ann: AND THEN"),
         ("{% if message in ['and then', 'else'] %}yes{% else %}no{% endif %}", "yes"),
-        ("{{ message.split() | join('-') }} {{ 1 + 2 * 3 }} {{ system[:2] }}", "and-then 7 Be"),
         (
-            "{% for key, value in user.items() %}{{ key }}={{ value | trim }};{% endfor %}",
-            "name=Ann;persona=likes poems;",
+            "{{ ['a', 'b'] | join('-') }} {{ system[:2] }}{{ system[-1] | trim }}",
+            "a-b Be.",
         ),
     ],
 )
