@@ -6,8 +6,9 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -248,56 +249,49 @@ def longest_s(experiment: Experiment, pace: Pace) -> float | None:
     return None if pace.per_s is None else 3 * experiment.quality.prompts / pace.per_s
 
 
-class Asking:
-    """Questions under way. Leaving the block asks no more, and waits for answers in flight.
+@contextmanager
+def asking(
+    questions: Iterable[AskedPrompt],
+    pace: Pace,
+    ask: Callable[[AskedPrompt], AnswerRecord],
+    answered: Callable[[AnswerRecord], bool],
+) -> Iterator[Callable[[], bool]]:
+    """Questions under way within the block; yields what is True once every one is answered or enough are.
 
-    `ask` blocks until a question has its answer; `answered` takes both, one call at a time, and returns True
-    when no more questions are needed.
+    That raises the error that ended the asking. `ask` blocks until a question has its answer; `answered`
+    takes each, one call at a time, and returns True when no more questions are needed. Leaving the block asks
+    no more, and waits for answers in flight.
     """
+    enough, one_at_a_time = threading.Event(), threading.Lock()
 
-    def __init__(
-        self,
-        questions: Iterable[AskedPrompt],
-        pace: Pace,
-        ask: Callable[[AskedPrompt], AnswerRecord],
-        answered: Callable[[AskedPrompt, AnswerRecord], bool],
-    ) -> None:
-        self._questions, self._pace, self._ask, self._answered = questions, pace, ask, answered
-        self._enough, self._one_at_a_time = threading.Event(), threading.Lock()
-        self._threads = ThreadPoolExecutor(pace.in_flight, thread_name_prefix=THREADS)
+    def one(question: AskedPrompt, due_s: float) -> None:
+        if enough.wait(max(0.0, due_s - time.monotonic())):
+            return
+        try:
+            answer = ask(question)
+            with one_at_a_time:
+                if answered(answer):
+                    enough.set()
+        except BaseException:
+            enough.set()
+            raise
 
-    def __enter__(self) -> "Asking":
-        # The pool begins them in this order, each as soon as it is due and a thread is free.
-        begin_s, apart_s = time.monotonic(), 1 / self._pace.per_s if self._pace.per_s else 0.0
-        self._pending = [
-            self._threads.submit(self._one, question, begin_s + number * apart_s)
-            for number, question in enumerate(self._questions)
-        ]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._enough.set()
-        self._threads.shutdown(wait=True, cancel_futures=True)
-
-    def is_over(self) -> bool:
-        """True once every question is answered or enough are. Raises the error that ended the asking."""
-        if not all(question.done() for question in self._pending):
+    def is_over() -> bool:
+        if not all(question.done() for question in pending):
             return False
-        for question in self._pending:
+        for question in pending:
             question.result()
         return True
 
-    def _one(self, question: AskedPrompt, due_s: float) -> None:
-        if self._enough.wait(max(0.0, due_s - time.monotonic())):
-            return
-        try:
-            answer = self._ask(question)
-            with self._one_at_a_time:
-                if self._answered(question, answer):
-                    self._enough.set()
-        except BaseException:
-            self._enough.set()
-            raise
+    threads = ThreadPoolExecutor(pace.in_flight, thread_name_prefix=THREADS)
+    # The pool begins them in this order, each as soon as it is due and a thread is free.
+    begin_s, apart_s = time.monotonic(), 1 / pace.per_s if pace.per_s else 0.0
+    try:
+        pending = [threads.submit(one, each, begin_s + at * apart_s) for at, each in enumerate(questions)]
+        yield is_over
+    finally:
+        enough.set()
+        threads.shutdown(wait=True, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,9 @@ from loadgen.run.jobs import Job
 from loadgen.studies.gate_questions import (
     AskedPrompt,
     AskedService,
-    Asking,
     Pace,
     UnusableAnswer,
+    asking,
     gate_pace,
     gate_prompts,
 )
@@ -95,7 +95,7 @@ class AskSide(Job):
         _refuse_unfit(answering, questions[0], base_answers.get((0, 0)))
         pace, answers, decided = gate_pace(experiment), list[AnswerRecord](), Gate(experiment.quality)
 
-        def answered(_: AskedPrompt, answer: AnswerRecord) -> bool:
+        def answered(answer: AnswerRecord) -> bool:
             answers.append(answer)
             if not is_base and not decided.ended:
                 decided.add(evidence_on(answer, base_answers))
@@ -103,8 +103,8 @@ class AskSide(Job):
 
         began_s = time.monotonic()
         try:
-            with Asking(questions, pace, answering.ask, answered) as asking:
-                _load(driver, pace, asking.is_over, lambda: len(answers))
+            with asking(questions, pace, answering.ask, answered) as is_over:
+                _load(driver, pace, is_over, lambda: len(answers))
         finally:
             answer_file.write(answers, self._path / answer_file.FILE)
         failed, took_s = sum(answer.answer is None for answer in answers), time.monotonic() - began_s

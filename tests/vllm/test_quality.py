@@ -25,7 +25,7 @@ from conf import Experiment, load
 from conf.io.http_get import DEFAULT_ACCESS
 from conf.specs.search import Quality
 from loadgen.studies import gate_questions, quality_study
-from loadgen.studies.gate_questions import AskedPrompt, AskedService, Asking
+from loadgen.studies.gate_questions import AskedPrompt, AskedService, asking
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import ApiError, ServedModel
 from serve_apps.vllm_recipes.model_folder import write_folder
@@ -152,8 +152,8 @@ def answers(experiment: Experiment, url: str, ask: Sequence[AskedPrompt]) -> lis
     items: list[AnswerRecord] = []
     service = AskedService(experiment, [url], DEFAULT_ACCESS)
     pace = gate_questions.gate_pace(experiment)
-    with Asking(ask, pace, service.ask, lambda _, one: bool(items.append(one))) as one:
-        while not one.is_over():
+    with asking(ask, pace, service.ask, lambda one: bool(items.append(one))) as is_over:
+        while not is_over():
             time.sleep(0.1)
     return items
 
