@@ -22,7 +22,6 @@ from tests.support.words.recipe_words import (
     DEEPSEEK,
     HAND,
     KIMI,
-    LLAMA,
     MODERN_ENV,
     NEWEST,
     NIXL,
@@ -87,18 +86,6 @@ def test_published_settings_are_those_printed(words: tuple[str, ...]) -> None:
     assert version in recipe.notes[0] and "inferred" in recipe.notes[0]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((QWEN, TP8), r"last in 0\.16\.0.*published for vLLM 0\.11\.0.*recipe=modern"),
-        (LLAMA, r"fbgemm_fp8.*ValueError.*published for vLLM 0\.14\.1"),
-    ],
-)
-def test_what_was_published_stays_with_its_time(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        resolve([*words, *HAND])
-
-
 @pytest.mark.parametrize("layout, tp", [(TP4, "4"), (TP8, "8")])
 @pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
 def test_the_modern_preset_of_the_blogs_model(layout: str, tp: str, version: str) -> None:
@@ -122,22 +109,6 @@ def test_modern_settings_keep_what_still_means_the_same() -> None:
     assert kimi.args["trust_remote_code"] and not deepseek.args.get("trust_remote_code")
     assert kimi.env["VLLM_ROCM_USE_AITER"] == "0" and "attention_backend" not in kimi.args
     assert vision.args["attention_backend"] == "ROCM_AITER_FA" and vision.args["kv_offloading_size"] == 64
-
-
-@pytest.mark.parametrize(
-    "word, version, message",
-    [
-        ("engine.args.disable_log_requests=true", "0.17.0", r"last in 0\.16\.0.*off is the default"),
-        ("engine.args.attention_backend=ROCM_ATTN", "0.11.0", r"first in 0\.13\.0"),
-        ("engine.args.quantization=ptpc_fp8", "0.33.0", r"fp8_per_channel"),
-        ("engine.args.compilation_config.full_cuda_graph=false", "0.13.0", "cudagraph_mode"),
-        ("engine.args.compilation_config='{\"max_capture_size\": 512}'", "0.33.0", "in tokens of a step"),
-    ],
-)
-def test_what_a_version_rejects_is_refused_with_the_remedy(word: str, version: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as refused:
-        resolve([QWEN, TP4, word], version)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -169,31 +140,14 @@ def test_words_go_over_the_recipe_and_null_removes() -> None:
     assert "--no-enable-prefix-caching" in recipes.flags(recipe)
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["engine.args.max-num-seqs=1", "engine.args.max_num_seqs=2"], "given twice"),
-        (["engine.args.no_enable_prefix_caching=true"], "enable_prefix_caching=false"),
-        (["engine.args.blok_size=16"], "did you mean 'block_size'"),
-        (["engine.args.compilation_config='{'"], "not JSON"),
-        (["engine.env.A=[1]"], "must be text"),
-        ([SPLIT, "engine.args.kv_transfer_config=null"], "or a null for it"),
-        (["engine.recipe=published", "model=tiny_qwen3_moe", "layout=dp1_tp1"], "there is none"),
-        (["engine.recipe=published", "layout=dp1_tp8"], "published as 1 x TP8/EP8 or 2 x TP4/EP4"),
-        (["engine=vllm_cpu", "layout=dp1_tp1", "engine.recipe=published"], "leave it out"),
-    ],
-)
-def test_words_that_cannot_be_are_refused(words: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        resolve(words)
-
-
 def test_a_cpu_is_told_only_what_was_asked() -> None:
     recipe = resolve([*CPU, "layout=dp1_tp1"])
     asked = experiment([*CPU, "layout=dp1_tp1"]).engine
     assert isinstance(asked, VllmEngine)
     assert recipe.args == {"tensor_parallel_size": 1, **asked.args}
     assert recipe.env == {name: str(value) for name, value in asked.env.items()}
+    with pytest.raises(ValueError, match="leave it out"):
+        resolve([*CPU, "layout=dp1_tp1", "engine.recipe=published"])
 
 
 def test_other_hardware_is_spared_what_is_amds() -> None:
@@ -211,8 +165,6 @@ def test_versions() -> None:
     assert any("0.99.0 is unknown" in note for note in resolve([QWEN], "0.99.0").notes)
     assert resolve([QWEN], "") == resolve([QWEN], NEWEST)
     assert resolve([QWEN, "engine.vllm_version=0.32.0"], "") == resolve([QWEN], "0.32.0")
-    with pytest.raises(ValueError, match=r"write it as 0\.33\.0"):
-        resolve([QWEN], "newest")
 
 
 def test_long_requests_are_refused_and_chunks_noted() -> None:
