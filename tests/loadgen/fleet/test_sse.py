@@ -10,56 +10,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.fleet.exchange import Exchange
-from loadgen.fleet.http_client import Client
-from loadgen.fleet.http_connection import Connection
 from loadgen.fleet.sse import EVENT_BYTES_LIMIT, EventReader
+from tests.support.servers.lines import Line
 from tests.support.servers.mock_server import END, event, head, token, usage
-from tests.support.servers.plans import client_plan
 
 STATUSES = {"ok", "http_error", "truncated", "timeout", "conn_error"}
 
 
-class Wire:
-    """A transport that sends nowhere."""
-
-    def write(self, data: bytes) -> None: ...
-    def abort(self) -> None: ...
-    def is_closing(self) -> bool:
-        return False
-
-
-class Line:
-    """One request under way on a connection of its own, of the client of an `other` line if there is one."""
-
-    def __init__(self, other: "Line | None" = None) -> None:
-        self.ended: list[Exchange] = other.ended if other else []
-        self.exchange = Exchange(0, 3)
-        self.client = other.client if other else Client(client_plan(["http://127.0.0.1"]), self.ended.append)
-        self.connection = Connection(self.client, "http://127.0.0.1")
-        self.connection.connection_made(Wire())  # type: ignore[arg-type]
-        self.connection.send(self.exchange, b"POST")
-
-    def record(self, pieces: list[bytes], lost: Exception | None = None) -> dict[str, Any]:
-        """What is recorded when these pieces arrive and then the connection goes away."""
-        for piece in pieces:
-            self.connection.data_received(piece)
-        self.connection.connection_lost(lost)
-        exchange = self.ended.pop()
-        assert not self.ended and exchange is self.exchange and exchange.end_ns is not None
-        assert (exchange.first_token_ns is None) == (exchange.last_token_ns is None) == (not exchange.events)
-        assert exchange.reads <= exchange.events
-        names = ("status", "error_kind", "error", "http_status", "replica_id", "finish_reason")
-        return {
-            name: getattr(exchange, name) for name in (*names, "usage", "engine", "events", "done", "tokens")
-        }
+def record(line: Line, pieces: list[bytes], lost: Exception | None = None) -> dict[str, Any]:
+    """What is recorded when these pieces arrive and then the connection goes away."""
+    for piece in pieces:
+        line.connection.data_received(piece)
+    line.connection.connection_lost(lost)
+    exchange = line.ended.pop()
+    assert not line.ended and exchange is line.exchange and exchange.end_ns is not None
+    assert (exchange.first_token_ns is None) == (exchange.last_token_ns is None) == (not exchange.events)
+    assert exchange.reads <= exchange.events
+    names = ("status", "error_kind", "error", "http_status", "replica_id", "finish_reason")
+    return {name: getattr(exchange, name) for name in (*names, "usage", "engine", "events", "done", "tokens")}
 
 
 def records(*answers: list[bytes], lost: Exception | None = None) -> list[dict[str, Any]]:
     """What is recorded of each answer, given in pieces."""
 
     async def main() -> list[dict[str, Any]]:
-        first = Line()
-        return [Line(first).record(answer, lost) for answer in answers]
+        first = Line(3)
+        return [record(Line(3, first), answer, lost) for answer in answers]
 
     return asyncio.run(main())
 
@@ -244,8 +220,8 @@ def test_a_stream_cut_anywhere_is_recorded_the_same(name: str) -> None:
 
 
 def test_what_is_recorded_of_a_whole_answer() -> None:
-    (record,) = records([STREAMS["completions"][0]])
-    assert record == {
+    (recorded,) = records([STREAMS["completions"][0]])
+    assert recorded == {
         "status": "ok",
         "error_kind": None,
         "error": None,
@@ -299,15 +275,15 @@ def plain(status: bytes, body: bytes) -> bytes:
     ],
 )
 def test_the_words_of_an_error_are_kept_in_whatever_form_they_come(answer: bytes, words: str) -> None:
-    (record,) = records([answer])
-    assert record["error"] == words
+    (recorded,) = records([answer])
+    assert recorded["error"] == words
 
 
 @pytest.mark.parametrize(("name", "status"), [("closed at the end", "truncated"), ("nothing", "conn_error")])
 def test_an_answer_until_the_end_is_not_whole_when_the_connection_is_reset(name: str, status: str) -> None:
-    (record,) = records([STREAMS[name][0]], lost=ConnectionResetError(104, "reset"))
-    assert (record["status"], record["error_kind"]) == (status, "connection_lost")
-    assert "reset" in record["error"]
+    (recorded,) = records([STREAMS[name][0]], lost=ConnectionResetError(104, "reset"))
+    assert (recorded["status"], recorded["error_kind"]) == (status, "connection_lost")
+    assert "reset" in recorded["error"]
 
 
 @pytest.mark.parametrize(
@@ -322,7 +298,7 @@ def test_an_answer_until_the_end_is_not_whole_when_the_connection_is_reset(name:
 )
 def test_only_a_connection_in_order_is_kept(name: str, kept: int) -> None:
     async def main() -> int:
-        line = Line()
+        line = Line(3)
         line.connection.data_received(STREAMS[name][0])
         return sum(map(len, line.client._idle.values()))
 
@@ -331,8 +307,8 @@ def test_only_a_connection_in_order_is_kept(name: str, kept: int) -> None:
 
 def test_an_endless_event_is_not_collected() -> None:
     piece = b"10000\r\n" + b"x" * 65536 + b"\r\n"
-    (record,) = records([head(), *[piece] * (EVENT_BYTES_LIMIT // 65536 + 1)])
-    assert (record["status"], record["error_kind"]) == ("http_error", "bad_event")
+    (recorded,) = records([head(), *[piece] * (EVENT_BYTES_LIMIT // 65536 + 1)])
+    assert (recorded["status"], recorded["error_kind"]) == ("http_error", "bad_event")
 
 
 def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
@@ -373,21 +349,21 @@ ENDS = st.sampled_from([None, ConnectionResetError(104, "reset"), OSError(110, "
 def test_broken_bytes_end_in_one_row_with_a_kind(
     stream: bytes, cuts: list[int], lost: Exception | None
 ) -> None:
-    (record,) = records(pieces(stream, cuts), lost=lost)
-    assert record["status"] in STATUSES
-    assert (record["error_kind"] is None) == (record["status"] == "ok")
-    json.dumps(record).encode()
+    (recorded,) = records(pieces(stream, cuts), lost=lost)
+    assert recorded["status"] in STATUSES
+    assert (recorded["error_kind"] is None) == (recorded["status"] == "ok")
+    json.dumps(recorded).encode()
 
 
 @settings(max_examples=100, deadline=None)
 @given(broken(), CUTS, st.integers(0, 12))
 def test_a_deadline_in_the_middle_ends_a_request_once(stream: bytes, cuts: list[int], at: int) -> None:
     async def main() -> Line:
-        line, parts = Line(), pieces(stream, cuts)
+        line, parts = Line(3), pieces(stream, cuts)
         for part in parts[:at]:
             line.connection.data_received(part)
         line.connection.cut("timeout", "deadline")
-        line.record(parts[at:])
+        record(line, parts[at:])
         return line
 
     line = asyncio.run(main())

@@ -8,7 +8,6 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +22,9 @@ from analysis.stats.quantiles import quantile
 from conf.specs.experiment import Slo
 from loadgen.fleet import http_client, http_connection
 from loadgen.fleet.exchange import Exchange
-from loadgen.fleet.http_client import Client
-from loadgen.fleet.http_connection import Connection
 from loadgen.fleet.rows import Clock, GapRecord, ServerWords, batch
 from loadgen.traffic.schedule import NS, Planned
-from tests.support.servers.plans import client_plan
+from tests.support.servers.lines import Line
 
 MS = 1_000_000
 FIRST_MS, STEP_MS, TOKENS, PROMPT = 50.0, 10.0, 140, 500
@@ -295,38 +292,29 @@ VOID: dict[str, tuple[list[Read], str]] = {
 """Habits after which the TPOT is not known, with the reason."""
 
 
-@dataclass
-class Line:
-    """One request on a connection, whose reads come at the instants of `reads`."""
-
-    reads: Sequence[Read]
-    ended: list[Exchange] = field(default_factory=list)
-
-    def exchange(self, monkeypatch: pytest.MonkeyPatch) -> Exchange:
-        """The exchange after the last read, on a clock that starts at the due time."""
-        exchange, client = Exchange(0, TOKENS), Client(client_plan(["http://127.0.0.1"]), self.ended.append)
-        connection = Connection(client, "http://127.0.0.1")
-        connection.connection_made(SimpleNamespace(write=len, abort=lambda: None, is_closing=lambda: False))  # type: ignore[arg-type]
-        now = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
-        self.now_ns, exchange.sent_ns = 0, 0
-        for module in (http_client, http_connection):
-            monkeypatch.setattr(module, "time", now)
-        connection.send(exchange, b"POST")
-        head = HEAD % sum(len(data) for _, data in self.reads)
-        for at, data in [(4.0, head), *self.reads]:
-            self.now_ns = int(at * MS)
-            connection.data_received(data)
-        assert self.ended == [exchange]
-        return exchange
+def exchange(reads: Sequence[Read], monkeypatch: pytest.MonkeyPatch) -> Exchange:
+    """A request after its last read, on a clock that starts at the due time."""
+    now_ns = 0
+    clock = SimpleNamespace(monotonic_ns=lambda: now_ns)
+    for module in (http_client, http_connection):
+        monkeypatch.setattr(module, "time", clock)
+    line = Line(TOKENS)
+    line.exchange.sent_ns = 0
+    head = HEAD % sum(len(data) for _, data in reads)
+    for at, data in [(4.0, head), *reads]:
+        now_ns = int(at * MS)
+        line.connection.data_received(data)
+    assert line.ended == [line.exchange]
+    return line.exchange
 
 
 def answers(reads: Sequence[Read], monkeypatch: pytest.MonkeyPatch, count: int = 20) -> pa.Table:
     """Rows of so many answers of one habit, due in one window."""
 
-    async def exchange() -> Exchange:
-        return Line(reads).exchange(monkeypatch)
+    async def main() -> Exchange:
+        return exchange(reads, monkeypatch)
 
-    attempts = [(Planned(0, 0, "window", 0, PROMPT, TOKENS), asyncio.run(exchange()))] * count
+    attempts = [(Planned(0, 0, "window", 0, PROMPT, TOKENS), asyncio.run(main()))] * count
     made = pa.Table.from_batches([batch(attempts, Clock(0, 0), 0, GapRecord(), ServerWords())])
     return made.select(records.PROGRESS.names)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,7 @@ from serve_apps.engine_model import EngineKind
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion
 from tests.support.machine.patience import PATIENCE_S
-from tests.support.prompts.bodies import WORDS, shared_by_plan
+from tests.support.prompts.bodies import WORDS, shared_by_plan, tokens
 from tests.support.prompts.chats import common
 from tests.support.prompts.schedules import drawn
 from tests.support.runs.run_folders import facts
@@ -52,12 +52,6 @@ def body(prompts: Prompts, seq: int, inputs: int, outputs: int = 140, shared: in
     tree = json.loads(prompts.body(seq, inputs, outputs, shared))
     assert isinstance(tree, dict)
     return tree
-
-
-def tokens(tree: dict[str, Any]) -> list[int] | list[str]:
-    """The prompt of a body, token by token."""
-    prompt = tree["messages"][0]["content"] if "messages" in tree else tree["prompt"]
-    return prompt if isinstance(prompt, list) else prompt.split()
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,8 +82,7 @@ def test_no_two_prompts_share_their_first_tokens(workload: Workload) -> None:
     for salt in (1, 2):
         prompts = Prompts(workload, "m", 151936, salt)
         for seq in range(300):
-            tree = body(prompts, seq, 64)
-            beginnings.add(tuple(tokens(tree)[:UNIQUE_TOKENS]))
+            beginnings.add(tuple(tokens(prompts.body(seq, 64, 140))[:UNIQUE_TOKENS]))
     assert len(beginnings) == 600
 
 
@@ -101,7 +94,7 @@ def test_prompts_share_the_asked_beginning_and_nothing_after_it(kind: str, data:
     lengths = [data.draw(st.integers(40, 9000)) for _ in range(2)]
     shared = [data.draw(st.integers(0, length - UNIQUE_TOKENS)) for length in lengths]
     first, second = (
-        tokens(body(prompts, seq, *of)) for seq, of in enumerate(zip(lengths, [1, 1], shared, strict=True))
+        tokens(prompts.body(seq, *of)) for seq, of in enumerate(zip(lengths, [1, 1], shared, strict=True))
     )
     assert (len(first), len(second)) == tuple(lengths)
     common = next(i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
@@ -115,13 +108,13 @@ def test_a_prompt_may_be_all_shared() -> None:
 
 def test_a_shared_beginning_is_as_long_as_asked_beyond_the_pool() -> None:
     prompts = prompts_of("token_ids")
-    long, short = (tokens(body(prompts, 1, inputs, shared=inputs - 10)) for inputs in (200_010, 1010))
+    long, short = (tokens(prompts.body(1, inputs, 140, inputs - 10)) for inputs in (200_010, 1010))
     assert len(long) == 200_010
     assert long[:1000] == short[:1000]
 
 
 def test_another_salt_shares_another_beginning() -> None:
-    first, second = (tokens(body(Prompts(IDS, "m", 151936, salt), 1, 99, shared=90)) for salt in (1, 2))
+    first, second = (tokens(Prompts(IDS, "m", 151936, salt).body(1, 99, 140, 90)) for salt in (1, 2))
     assert first[:90] != second[:90]
 
 
@@ -248,16 +241,10 @@ def talking(kind: str, salt: int = 3) -> Prompts:
     return Prompts(load([*WORDS, f"workload.prompt={kind}"]).workload, "m", 151936, salt)
 
 
-def said(prompts: Prompts, plan: Planned) -> Sequence[Any]:
-    tree = json.loads(prompts.turn(plan))
-    prompt = tree["messages"][0]["content"] if "messages" in tree else tree["prompt"]
-    return prompt if isinstance(prompt, list) else prompt.split()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(kind: str) -> None:
     prompts, turns = talking(kind), planned(drawn(SMALL, 3.0, 80))
-    lists = [said(prompts, turn) for turn in turns]
+    lists = [tokens(prompts.turn(turn)) for turn in turns]
     assert all(len(each) == turn.input_tokens for each, turn in zip(lists, turns, strict=True))
     assert len({turn.history_cut for turn in turns}) > 2
     names = set()
@@ -271,7 +258,8 @@ def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(kind: str)
 
 def test_another_run_says_nothing_alike() -> None:
     turn = planned(drawn(SMALL, 3.0, 200))[0]
-    assert common(said(talking("token_ids"), turn), said(talking("token_ids", salt=4), turn)) == 0
+    ours, others = (tokens(talking("token_ids", salt).turn(turn)) for salt in (3, 4))
+    assert common(ours, others) == 0
 
 
 @settings(max_examples=40, deadline=None)
@@ -284,4 +272,4 @@ def test_any_numbers_make_a_body_of_the_asked_length(
     tree = json.loads(talking("token_ids").turn(turn))
     assert len(tree["prompt"]) == count and tree["max_tokens"] == tree["min_tokens"] == 7
     other = replace(turn, history_cut=cut + 1)
-    assert common(tree["prompt"], said(talking("token_ids"), other)) == 17
+    assert common(tree["prompt"], tokens(talking("token_ids").turn(other))) == 17

@@ -32,13 +32,10 @@ from loadgen.search.policy import prior
 from loadgen.search.window_plan import MeasuredWindow, Start
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from tests.support.machine.patience import PATIENCE_S
+from tests.support.runs.run_folders import full
 from tests.support.search.searches import swept
-from tests.support.virtual.virtual_drivers import engines, plan
+from tests.support.virtual.virtual_drivers import Killed, engines, plan
 from tests.support.virtual.virtual_target import VirtualTarget
-
-
-class Killed(BaseException):
-    """The process is gone."""
 
 
 @pytest.fixture
@@ -183,9 +180,6 @@ def test_shards_stay_until_the_disk_has_the_parquet(
     planned(folder, 0)
     shard(folder, "ok", 0).close()
 
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
         patch.setattr(os, "fsync", full)
         folder.collect()
@@ -198,9 +192,6 @@ def test_a_small_file_that_cannot_be_written_leaves_the_old_one_and_no_half(
 ) -> None:
     folder.write_json("sweep.json", {"a": 1})
 
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
         patch.setattr(os, "fsync", full)
         folder.write_json("sweep.json", {"a": 2})
@@ -211,9 +202,6 @@ def test_a_small_file_that_cannot_be_written_leaves_the_old_one_and_no_half(
 def test_a_folder_that_cannot_be_begun_does_not_take_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch, pytest.raises(ConfigError, match="No space"):
         patch.setattr("loadgen.run.run_folder.lock", full)
         RunFolder.create(tmp_path, "one")

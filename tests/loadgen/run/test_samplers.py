@@ -29,6 +29,7 @@ from loadgen.run.samplers import SPELLINGS, PowerSampler, Scraper, page_figures
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
 from tests.support.machine.patience import PATIENCE_S, until
+from tests.support.runs import run_folders
 from tests.support.servers.threaded_server import Answer, Reply, serving
 from tests.support.virtual.virtual_fleet import EXPERIMENT, HoldRate, VirtualFleet, site
 
@@ -293,16 +294,12 @@ def test_the_key_goes_to_the_endpoints_alone_and_into_no_file(path: Path) -> Non
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """A disk without room as long as this is set."""
-    full, flush = threading.Event(), ArrowStream.flush
-    full.set()
-
-    def flush_if_there_is_room(shard: ArrowStream) -> None:
-        if full.is_set():
-            raise OSError(28, "No space left on device")
-        flush(shard)
-
-    monkeypatch.setattr(ArrowStream, "flush", flush_if_there_is_room)
-    return full
+    has_none, flush = threading.Event(), ArrowStream.flush
+    has_none.set()
+    monkeypatch.setattr(
+        ArrowStream, "flush", lambda shard: (run_folders.full if has_none.is_set() else flush)(shard)
+    )
+    return has_none
 
 
 def test_a_full_disk_is_said_once_and_who_is_told_may_fail_on_it(path: Path, full: threading.Event) -> None:
@@ -310,7 +307,7 @@ def test_a_full_disk_is_said_once_and_who_is_told_may_fail_on_it(path: Path, ful
 
     def fails(line: str) -> None:
         lines.append(line)
-        raise OSError(28, "No space left on device")
+        run_folders.full()
 
     with (
         Server(fine=says(page()), none=says("", 404)) as server,

@@ -22,7 +22,7 @@ from loadgen.search.window_plan import Start
 from loadgen.studies import calibration_probes, study
 from tests.support.runs.verdict_trees import screen_of_folder as concluded
 from tests.support.runs.verdict_trees import text_of
-from tests.support.virtual.virtual_drivers import silent
+from tests.support.virtual.virtual_drivers import Killed, silent
 
 FINDS = (5.0, 5.2, 5.1, 5.3)
 UNKNOWN = {"ms": None, "bound_ms": 2000.0, "passed": None}
@@ -194,9 +194,6 @@ def test_a_study_cut_short_goes_on_and_answers_as_if_it_never_was(tmp_path: Path
 
 
 def test_a_killed_study_shows_how_far_it_came(tmp_path: Path) -> None:
-    class Killed(BaseException):
-        """The process is gone."""
-
     site = Site()
 
     def killed(experiment: Experiment, folder: RunFolder, *rest: Any) -> Any:

@@ -1,9 +1,7 @@
 """loadgen/traffic/population.py: sessions in the schedule, in prompts and on the wire, and their spread."""
 
 import asyncio
-import json
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import cache
@@ -29,6 +27,7 @@ from loadgen.traffic.schedule import NS, ArrivalSchedule, turns
 from loadgen.traffic.traffic import Traffic
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.prompts import schedules
+from tests.support.prompts.bodies import tokens
 from tests.support.prompts.chats import common
 from tests.support.runs.run_folders import facts
 from tests.support.servers.mock_server import MockServer
@@ -104,14 +103,6 @@ def prompts_of(kind: str, hit: float = 0.95, shared: float = 0.0) -> Prompts:
     return Prompts(load([*words, f"workload.prefix_hit={shared}"]).workload, "m", 151936, salt=3)
 
 
-def tokens(
-    prompts: Prompts, seq: int, count: int, session: int | None, shared: int = 0
-) -> Sequence[int | str]:
-    tree = json.loads(prompts.body(seq, count, 4, shared, session))
-    prompt = tree["messages"][0]["content"] if "messages" in tree else tree["prompt"]
-    return prompt if isinstance(prompt, list) else prompt.split()
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(["token_ids", "text", "chat"]),
@@ -125,11 +116,17 @@ def test_a_session_shares_what_was_asked_and_nothing_more(
 ) -> None:
     prompts = prompts_of(kind)
     short, long = sorted((short, long))
-    one, other = tokens(prompts, seq, long, session), tokens(prompts, seq + 1, short, session)
+    one, other, stranger = (
+        tokens(prompts.body(number, count, 4, 0, whose))
+        for number, count, whose in (
+            (seq, long, session),
+            (seq + 1, short, session),
+            (seq + 2, long, session + 1),
+        )
+    )
     assert (len(one), len(other)) == (long, short)
     asked = min(round(0.95 * short), short - 8)
     assert common(one, other) == (asked if asked > 8 and min(round(0.95 * long), long - 8) > 8 else 0)
-    stranger = tokens(prompts, seq + 2, long, session + 1)
     assert long < 17 or common(one, stranger) == 0
 
 

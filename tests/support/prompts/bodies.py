@@ -1,6 +1,7 @@
 """Bodies of prompts and conversations, and what they share."""
 
 import json
+from typing import Any
 
 from conf import Experiment
 from loadgen.prompts.bodies import Prompts
@@ -42,3 +43,10 @@ def bodies(experiment: Experiment, schedule: ArrivalSchedule) -> list[list[int]]
         for plan in planned(schedule)
     ]
     return [json.loads(body)["prompt"] for body in sent]
+
+
+def tokens(body: bytes) -> Any:
+    """The prompt of a body token by token: ids, or the words of its text."""
+    tree = json.loads(body)
+    prompt = tree["messages"][0]["content"] if "messages" in tree else tree["prompt"]
+    return prompt if isinstance(prompt, list) else prompt.split()

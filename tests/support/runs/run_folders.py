@@ -36,6 +36,11 @@ def check_folder(folder: Path) -> dict[str, Any]:
     return tree
 
 
+def full(*_: object) -> None:
+    """In place of what writes, on a disk without room."""
+    raise OSError(28, "No space left on device")
+
+
 class Disk(io.FileIO):
     """A file on a disk with so many bytes of room; a write takes what fits, the next one fails."""
 
@@ -46,7 +51,7 @@ class Disk(io.FileIO):
     def write(self, data: Any) -> int:
         if not self.room_bytes:
             self.refused += 1
-            raise OSError(28, "No space left on device")
+            full()
         written = super().write(bytes(data)[: self.room_bytes]) or 0
         self.room_bytes -= written
         return written

@@ -52,6 +52,10 @@ def driver(
     return Driver(target, plan(experiment, start or Start(8.0)), emit, **more), experiment, events
 
 
+class Killed(BaseException):
+    """The process of a driver is gone."""
+
+
 Searched = tuple[dict[str, Any], Driver, list[tuple[str, Any]]]
 
 
