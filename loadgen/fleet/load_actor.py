@@ -56,11 +56,9 @@ class Actor(Protocol):
 
     def call(self, method: str, *words: Any) -> Reply:
         """Begin a method of the actor's."""
-        ...
 
     def kill(self) -> None:
         """End its process at once."""
-        ...
 
 
 class Actors(Protocol):
@@ -68,11 +66,9 @@ class Actors(Protocol):
 
     def start(self) -> Actor:
         """Begin the process of another one."""
-        ...
 
     def fetch_left(self, places: Sequence[Place], folder: Path, timeout_s: float) -> list[str]:
         """Bring the shards of lost load actors into `folder`; returns where those are that cannot be had."""
-        ...
 
 
 class LoadActor(Worker):

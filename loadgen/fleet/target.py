@@ -16,11 +16,9 @@ class HostSource(Protocol):
     @property
     def patience_s(self) -> float:
         """The longest wait for a load host, in seconds."""
-        ...
 
     def outages(self) -> Sequence[HostOutage]:
         """All outages so far, without their clients."""
-        ...
 
 
 class NoHosts:
@@ -73,16 +71,12 @@ class Target(Protocol):
 
     def now_ns(self) -> int:
         """The run's clock."""
-        ...
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         """Take arrivals that follow all earlier ones, let time pass until `until_ns`, and report."""
-        ...
 
     def retract(self) -> None:
         """Forget every arrival that is not due yet."""
-        ...
 
     def heal(self) -> bool:
         """Wait for silent load actors and replace lost ones; False if that is not possible (any more)."""
-        ...

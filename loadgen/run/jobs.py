@@ -67,11 +67,6 @@ Deploy = Callable[[Experiment, Emit], AbstractContextManager[Service]]
 """Deploys the service of an experiment, up and warm within the block."""
 
 
-def no_constants(_: Experiment, __: Emit) -> str:
-    """The uncertainty of the constants where no engine model is at hand."""
-    return "no engine model was at hand"
-
-
 @dataclass(frozen=True, slots=True)
 class Site:
     """The place where runs are measured.
@@ -83,7 +78,7 @@ class Site:
 
     start: Callable[[Experiment, str, Emit], tuple[Start, PlacingPrediction | None]]
     service: Deploy
-    constants: Callable[[Experiment, Emit], Estimate | str] = no_constants
+    constants: Callable[[Experiment, Emit], Estimate | str] = lambda *_: "no engine model was at hand"
 
 
 def same_service(a: Experiment, b: Experiment) -> bool:

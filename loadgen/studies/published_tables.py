@@ -63,27 +63,17 @@ PUBLISHED_MODELS = tuple(PublishedModel(**model) for model in bounded_yaml.read(
 AGAIN = "is the row of table 23 again"
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedRow:
-    """One line of the tables; `total` and `output` in tokens/s, `p99_s` of the whole answer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRow(PublishedLevel):
+    """One line of the tables, of a phase at a concurrency; `p99_s` is that of the whole answer."""
 
-    `left_out` says why it is not fitted.
-    """
-
-    table: str
     phase: str
     concurrency: int
-    total_tok_s: float
-    output_tok_s: float | None
-    p99_s: float
-    status: str = ""
-    left_out: str = ""
 
     @property
     def level(self) -> PublishedLevel:
         """The row as it stands beside our level."""
-        figures = self.total_tok_s, self.output_tok_s, self.p99_s
-        return PublishedLevel(self.table, *figures, self.status, self.left_out)
+        return PublishedLevel(**{each.name: getattr(self, each.name) for each in fields(PublishedLevel)})
 
     @property
     def burst(self) -> bool:

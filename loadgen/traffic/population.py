@@ -58,11 +58,6 @@ class SessionProcess:
         tokens = self._messages(POOL, rng) + draw_lengths(spec.answer_tokens, POOL, rng)
         self._said = np.concatenate([[0], np.cumsum(np.concatenate([tokens, tokens]))])
 
-    @property
-    def gap_s(self) -> float:
-        """Mean time from one turn of a session to the next."""
-        return sum(self._gap_parts_s())
-
     def begun(self, count: int, rng: np.random.Generator) -> Rows:
         """`count` sessions before their first turn; the caller sets mark, number and time."""
         spec, rows = self.spec, np.zeros(count, dtype=SESSION)
@@ -122,8 +117,8 @@ class SessionProcess:
         most = int(MESSAGE_SHARE * self.spec.max_prompt_tokens)
         return np.minimum(draw_lengths(self.spec.message_tokens, count, rng), most)
 
-    def _gap_parts_s(self) -> tuple[float, float, float]:
-        """Mean seconds to the first token, of the other tokens, and of thinking."""
+    def gap_parts_s(self) -> tuple[float, float, float]:
+        """Mean seconds from a turn to the next: to the first token, of the other tokens, and of thinking."""
         spec = self.spec
         return spec.answer_ttft_s, spec.answer_tpot_s * spec.answer_tokens.mean, spec.think_mean_s
 
@@ -136,7 +131,7 @@ class SessionProcess:
         One part of such a sum is biased, chosen in proportion to the means; a biased lognormal is times 1 +
         cv^2.
         """
-        spec, parts = self.spec, np.array(self._gap_parts_s())
+        spec, parts = self.spec, np.array(self.gap_parts_s())
         chosen = np.searchsorted(np.cumsum(parts / parts.sum()), rng.random(count))
         answers = draw_lengths(spec.answer_tokens, count, rng)
         longer = np.rint(answers * (1 + spec.answer_tokens.cv**2)).astype(np.int64)
@@ -257,7 +252,7 @@ class _Band:
 
     def _marks(self) -> Floats:
         """Marks of the sessions that time 0 meets: even, as a Poisson surplus would stay for a run."""
-        per_qps = (1 - 1 / self._talk.spec.turns) * self._talk.gap_s
+        per_qps = (1 - 1 / self._talk.spec.turns) * sum(self._talk.gap_parts_s())
         first = float(np.random.default_rng([self._seed, 8]).random())
         begin, end = (math.ceil(edge * per_qps - first) for edge in (self._low, self._high))
         return (first + np.arange(begin, end, dtype=np.float64)) / per_qps
