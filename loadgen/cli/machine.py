@@ -102,11 +102,6 @@ def beside_neighbours(experiment: Experiment) -> Experiment:
     return with_clock(experiment, SCALES[-1]) if is_busy else experiment
 
 
-def slower(experiment: Experiment) -> Experiment:
-    """The experiment at the next slower clock."""
-    return with_clock(experiment, next(scale for scale in SCALES if scale < experiment.time_scale))
-
-
 class SearchOnFastClock(SearchCapacity):
     """The job of a sweep that stops where the first windows show that this machine is late."""
 

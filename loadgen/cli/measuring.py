@@ -140,7 +140,8 @@ def run(work: Job | study.Study, site: Site, show: Emit) -> PartVerdict:
         return verdict
     shutil.rmtree(run_folder.path)
     show("clock", text=f"this machine is too busy for a clock x{scale:g}: begun again")
-    return run(machine.SearchOnFastClock(machine.slower(work.experiment)), site, show)
+    slower = machine.with_clock(work.experiment, next(each for each in machine.SCALES if each < scale))
+    return run(machine.SearchOnFastClock(slower), site, show)
 
 
 def run_study(several: study.Study, folder: Folder, site: Site, show: Emit) -> StudyVerdict:

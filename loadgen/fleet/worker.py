@@ -81,7 +81,7 @@ class Worker:
         plan: ClientPlan,
         prompts: Prompts,
         shard: ArrowStream,
-        health_shard: ArrowStream | None = None,
+        health_shard: ArrowStream,
     ) -> None:
         self._client_id, self._time_scale, self._prompts = client_id, plan.experiment.time_scale, prompts
         self._log = RequestLog(client_id, plan, shard, health_shard)

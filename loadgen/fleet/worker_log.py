@@ -33,12 +33,9 @@ SCHEDSTAT = Path("/proc/thread-self/schedstat")
 class RequestLog:
     """Rows of a worker: each completed request once for the disk and once for the driver."""
 
-    def __init__(
-        self, client_id: int, plan: ClientPlan, requests: ArrowStream, health: ArrowStream | None
-    ) -> None:
+    def __init__(self, client_id: int, plan: ClientPlan, requests: ArrowStream, health: ArrowStream) -> None:
         self._client_id = client_id
         self._requests, self._health = requests, health
-        self._streams = [stream for stream in (requests, health) if stream is not None]
         experiment = plan.experiment
         self._gaps = GapRecord.from_bounds(experiment.slo, experiment.fleet.record_itl)
         self._patience_s = FULL_DISK_S / min(1.0, experiment.time_scale)
@@ -86,11 +83,10 @@ class RequestLog:
         """Add a health sample and write what is kept; raises OSError of a disk that stays full."""
         self._roll()
         self._samples.append(sample)
-        if self._health is not None:
-            self._health.append(pa.RecordBatch.from_pylist([sample], schema=records.CLIENTS))
+        self._health.append(pa.RecordBatch.from_pylist([sample], schema=records.CLIENTS))
         try:
-            for stream in self._streams:
-                stream.flush()
+            self._requests.flush()
+            self._health.flush()
             self._full_since = None
         except OSError:
             now_s = time.monotonic()
@@ -103,8 +99,8 @@ class RequestLog:
         """Write what is kept and close every stream, also when one cannot be written."""
         self._roll()
         with contextlib.ExitStack() as stack:
-            for stream in self._streams:
-                stack.callback(stream.close)
+            stack.callback(self._requests.close)
+            stack.callback(self._health.close)
 
 
 def reported(batches: list[pa.RecordBatch]) -> pa.Table:

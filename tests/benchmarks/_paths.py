@@ -21,7 +21,7 @@ import pyarrow as pa
 import uvloop
 from starlette.types import Message, Scope
 
-from analysis.rows import metrics
+from analysis.rows import metrics, records
 from conf import Experiment, load
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.worker import Worker
@@ -131,7 +131,8 @@ async def _from_worker(url: str, processes: Processes, offer: Offer) -> Seen:
     prompts = offer.prompts
     with tempfile.TemporaryDirectory() as folder:
         shard = ArrowStream(Path(folder) / "rows.arrow")
-        client = Worker(0, client_plan([url], timeout_s=DRAIN_S, record_itl=False), prompts, shard)
+        health = ArrowStream(Path(folder) / "health.arrow", records.CLIENTS)
+        client = Worker(0, client_plan([url], timeout_s=DRAIN_S, record_itl=False), prompts, shard, health)
         await client.offer(offer.schedule)
         spent = Spent(processes)
         client.start(time.monotonic_ns() + LEAD_NS, time.time_ns() + LEAD_NS)

@@ -199,7 +199,9 @@ async def measured(folder: Path, experiment: Experiment) -> pa.Table:
     prompts = Prompts(experiment.workload, experiment.model.served_name, experiment.model.vocab, salt=1)
     shard, scale = ArrowStream(folder / "rows.arrow"), experiment.time_scale
     async with simulated(experiment) as url:
-        worker = Worker(0, client_plan([url], time_scale=scale, timeout_s=PATIENCE_S * scale), prompts, shard)
+        plan = client_plan([url], time_scale=scale, timeout_s=PATIENCE_S * scale)
+        health = ArrowStream(folder / "health.arrow", records.CLIENTS)
+        worker = Worker(0, plan, prompts, shard, health)
         worker.start(time.monotonic_ns(), time.time_ns())
         traffic = Traffic(experiment.workload)
         await worker.offer(traffic.closed(REQUESTS, 1, 0, window_index=0, first_seq=0, seed=1))

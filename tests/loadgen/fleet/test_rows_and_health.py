@@ -41,7 +41,8 @@ def reported(log: RequestLog, received: bool) -> list[int]:
 
 
 def test_a_report_is_repeated_until_it_was_received(tmp_path: Path) -> None:
-    log = RequestLog(0, client_plan([]), ArrowStream(tmp_path / "shard.arrow"), None)
+    health = ArrowStream(tmp_path / "health.arrow", records.CLIENTS)
+    log = RequestLog(0, client_plan([]), ArrowStream(tmp_path / "shard.arrow"), health)
     log.start(Clock(0, 0))
 
     def end(seq: int) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from analysis.rows import records
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
@@ -19,7 +20,8 @@ def started(
     urls: Sequence[str], prompts: Prompts, shard: ArrowStream, lead_ns: int = 0, **plan: Any
 ) -> Worker:
     """A worker whose run begins now, or `lead_ns` later; requests have all the time of a busy machine."""
-    worker = Worker(0, client_plan(urls, **{"timeout_s": PATIENCE_S, **plan}), prompts, shard)
+    health = ArrowStream(shard.path.with_suffix(".health"), records.CLIENTS)
+    worker = Worker(0, client_plan(urls, **{"timeout_s": PATIENCE_S, **plan}), prompts, shard, health)
     worker.start(time.monotonic_ns() + lead_ns, time.time_ns() + lead_ns)
     return worker
 
