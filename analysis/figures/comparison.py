@@ -133,10 +133,7 @@ def capacity_rows(subject: StudyOrRuns) -> list[CapacityRow]:
         if subject.valid and subject.ratio:
             rows[1] = replace(rows[1], ratio=CellRatio(subject.ratio.estimate, PAIRED))
     else:
-        names, rows = [run.name for run in subject], list[CapacityRow]()
-        for run in subject:  # two of one name have that of the folder above before it
-            name = run.name if names.count(run.name) == 1 else "/".join(run.path.resolve().parts[-2:])
-            rows.append(run_capacity(run, name))
+        rows = [run_capacity(run, _name(run, subject)) for run in subject]
         for place, row in enumerate(rows):
             if place and rows[0].sampling and row.sampling:
                 ratio = paired_ratio.unpaired(rows[0].sampling, row.sampling)
@@ -144,6 +141,16 @@ def capacity_rows(subject: StudyOrRuns) -> list[CapacityRow]:
     if not any(part.claim for part in rows):
         raise NoData("no part has a capacity")
     return rows
+
+
+def _name(run: Run, runs: Sequence[Run]) -> str:
+    """The name of a run's folder, behind as many folders above it as tell it from others of that name."""
+    others = [other.path.resolve().parts for other in runs if other.name == run.name and other is not run]
+    if not others:
+        return run.name
+    own = run.path.resolve().parts
+    apart = (n for n in range(1, len(own)) if all(own[-n:] != other[-n:] for other in others))
+    return "/".join(own[-next(apart, 1) :])
 
 
 def _from_part(part: PartRow | MatrixCell) -> CapacityRow:

@@ -1,7 +1,7 @@
 """Parts of a page before any HTML: figures, tables, facts and paragraphs, and values as text."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
@@ -155,13 +155,22 @@ def without_empty(sections: Sequence[Section]) -> list[Section]:
 def figure_block(exhibit: type[Exhibit], subject: Any, prefix: str = "") -> Block:
     """The figure with its table, or why there is none; `prefix` keeps its anchors apart from others'."""
     name = f"figure-{prefix}{exhibit.name}"
-    try:
+
+    def drawn() -> FigureBlock:
         shown = exhibit(subject)
         alt = shown.alt()
         svg = shown.svg(name).replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)
-        drawn = arrow_table(f"What is drawn: {exhibit.title}", shown.table())
-        return FigureBlock(name, exhibit.title, svg, alt, drawn, exhibit.source)
+        table = arrow_table(f"What is drawn: {exhibit.title}", shown.table())
+        return FigureBlock(name, exhibit.title, svg, alt, table, exhibit.source)
+
+    return block_or_reason(exhibit.title, drawn)
+
+
+def block_or_reason(title: str, block: Callable[[], Block]) -> Block:
+    """A block, or why there is none: the verdict must not be lost with a figure or a table."""
+    try:
+        return block()
     except NoData as why:
-        return Missing(exhibit.title, str(why).rstrip("."))
-    except Exception as error:  # noqa: BLE001  the verdict must not be lost with a figure
-        return Missing(exhibit.title, f"{BROKEN} ({type(error).__name__}: {reason(error)})")
+        return Missing(title, str(why).rstrip("."))
+    except Exception as error:  # noqa: BLE001
+        return Missing(title, f"{BROKEN} ({type(error).__name__}: {reason(error)})")

@@ -41,7 +41,7 @@ def of_run(run: Run) -> Page:
     shown = [Section(exhibit.section, (figure_block(exhibit, data),)) for exhibit in figures.EXHIBITS]
     shown.append(sections.errors(data))
     every_rate = [rates.table(verdict.windows, verdict.experiment.slo)] if verdict and verdict.windows else []
-    tables = *(replace(table, title=RATES) for table in every_rate), *sections.percentiles(data)
+    tables = *(replace(table, title=RATES) for table in every_rate), sections.percentiles(data)
     main = [replace(section, blocks=(*section.blocks, *tables)) for section in shown[:1]]
     shown += sections.power_sections(verdict.power if verdict else None)
     trust = Section("trust", _checks(verdict))

@@ -26,6 +26,7 @@ from analysis.report.blocks import (
     Missing,
     Section,
     arrow_table,
+    block_or_reason,
     figure,
     figure_block,
     moment,
@@ -70,17 +71,19 @@ SHOWN_METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL, gaps pooled", "e2e
 SHARES = (0.5, 0.9, 0.95, 0.99)
 
 
-def percentiles(data: RunData) -> list[Table]:
-    """Percentiles of every latency in each window, folded; none for a run without requests.
+def percentiles(data: RunData) -> Block:
+    """Percentiles of every latency in each window, folded, or why there are none.
 
     The throughput is that of the answers due in the window, over its length.
     """
-    try:
-        rows = tuple(line for window in data.windows for line in _percentile_lines(window))
-    except NoData:
-        return []
-    heads = "window", "nominal rate", "latency", *(f"p{100 * share:g}" for share in SHARES)
-    return [Table("Percentiles of every window in ms", heads, rows, folded=True)]
+    title = "Percentiles of every window in ms"
+    heads = "window", "nominal rate", "latency", "known", "failed", *(f"p{100 * share:g}" for share in SHARES)
+
+    def table() -> Table:
+        rows = (line for window in data.windows for line in _percentile_lines(window))
+        return Table(title, heads, tuple(rows), folded=True)
+
+    return block_or_reason(title, table)
 
 
 def _percentile_lines(window: WindowRows) -> Iterator[tuple[str, ...]]:
@@ -90,10 +93,12 @@ def _percentile_lines(window: WindowRows) -> Iterator[tuple[str, ...]]:
         if metric.name in SHOWN_METRICS:
             values = metric.of(window.rows)
             values = values[~np.isnan(values)]
+            counts = str(len(values)), str(np.count_nonzero(np.isinf(values)))
             ends = (figure(quantile(values, share)) if len(values) else UNKNOWN for share in SHARES)
-            yield *head, SHOWN_METRICS[metric.name], *ends
+            yield *head, SHOWN_METRICS[metric.name], *counts, *ends
     tokens = float(np.nansum(metrics.numbers(window.rows, "output_tokens")))
-    yield *head, f"throughput {figure(tokens / window.window.seconds)} output tokens/s", *[""] * len(SHARES)
+    throughput = f"throughput {figure(tokens / window.window.seconds)} output tokens/s"
+    yield *head, throughput, *[""] * (2 + len(SHARES))
 
 
 MOST_ROWS, MESSAGE_CHARACTERS = 30, 400
@@ -103,14 +108,13 @@ MOST_ROWS, MESSAGE_CHARACTERS = 30, 400
 def errors(data: RunData) -> Section:
     """Failures by kind with the first message of each, most frequent first, or that there are none."""
     title = "Failed requests by kind (requests/*.parquet)"
-    block: Table | Missing
-    try:
-        table = errors_table(data)
-        note = f"The {MOST_ROWS} most frequent kinds at most." if table.num_rows == MOST_ROWS else ""
-        block = replace(arrow_table(title, table, "none"), note=note)
-    except NoData as why:
-        block = Missing(title, str(why))
-    return Section("errors", (block,))
+
+    def table() -> Table:
+        kinds = errors_table(data)
+        note = f"The {MOST_ROWS} most frequent kinds at most." if kinds.num_rows == MOST_ROWS else ""
+        return replace(arrow_table(title, kinds, "none"), note=note)
+
+    return Section("errors", (block_or_reason(title, table),))
 
 
 def errors_table(data: RunData) -> pa.Table:

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -443,6 +444,12 @@ def test_the_ratio_of_a_comparison_is_paired_and_that_of_runs_is_not() -> None:
     runs = Comparison([run("a", 5, 4, 6), run("b", 6, 5, 7)]).rows
     assert runs[1]["ratio_to_first"] == pytest.approx(1.2) and runs[1]["ratio_is"] == "unpaired"
     assert runs[1]["ratio_low"] < 1 < runs[1]["ratio_high"]
+
+
+def test_runs_of_one_name_have_as_many_folders_before_it_as_tell_them_apart(tmp_path: Path) -> None:
+    names = ["a/x/run", "b/x/run", "other"]
+    runs = [load_run(shutil.copytree(GOLDEN, tmp_path / name)) for name in names]
+    assert [row.name for row in capacity_rows(runs)] == names
 
 
 def test_efficiency_is_one_at_the_first_point_by_definition() -> None:

@@ -21,6 +21,7 @@ from analysis.capacity.checks import MEANINGS, judge_run, judge_window
 from analysis.capacity.rules import Check
 from analysis.capacity.window_counts import NS, Window
 from analysis.figures import NoData, RunData
+from analysis.figures.exhibit import REPORTED
 from analysis.report import blocks, pages, sections
 from analysis.report.blocks import FigureBlock
 from analysis.results import studies
@@ -37,7 +38,7 @@ from loadgen.cli import output
 from loadgen.run.run_folder import checksums
 from tests.support.runs.golden import GOLDEN, sweep_json, unsealed
 from tests.support.runs.run_folders import studied
-from tests.support.runs.run_in_memory import RunInMemory, failed, request
+from tests.support.runs.run_in_memory import RunInMemory, failed, request, window
 
 VOID = {"br", "col", "hr", "img", "input", "link", "meta", "path", "use", "rect", "circle", "line"}
 CLAIMED = 77.77
@@ -423,6 +424,25 @@ def test_a_figure_that_breaks_takes_nothing_else_with_it(
     page = built(copy, tmp_path / "out.html")
     assert blocks.BROKEN in page.text and "timeseries.parquet" in page.text
     assert len(page.all("figure")) == 1 and "3.32 QPS per node" in page.text
+
+
+@pytest.mark.parametrize("file", ["windows.parquet", "requests/part-000.parquet"])
+def test_tables_that_break_take_nothing_else_with_them(
+    copy: Path, tmp_path: Path, undrawn: None, file: str
+) -> None:
+    (copy / file).write_bytes((copy / file).read_bytes()[:100])
+    page = built(copy, tmp_path / "out.html")
+    assert f"Percentiles of every window in ms. Not shown: {blocks.BROKEN} (RunError: " in page.text
+    assert "3.32 QPS per node" in page.text
+
+
+def test_percentiles_say_of_how_many_requests_they_are() -> None:
+    rows = [*(request(0, i / 2) for i in range(20)), *(failed(0, 10 + i / 2) for i in range(3))]
+    run = RunInMemory(rows, [window(0, 2.0, 0.0, 20.0, valid=False)])
+    table = sections.percentiles(RunData(run, REPORTED))
+    assert isinstance(table, Table) and table.heads[3:5] == ("known", "failed")
+    assert table.rows[0][:6] == ("window 0, void", "2 QPS per node", "TTFT", "23", "3", "100")
+    assert all(len(row) == len(table.heads) for row in table.rows)
 
 
 def test_errors_are_counted_with_their_first_words() -> None:
