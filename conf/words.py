@@ -1,6 +1,5 @@
 """The grammar of the command line: words `key=value` that choose a file of a group or set a value."""
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,13 +14,8 @@ ROOT = Path(__file__).parent
 def groups() -> Mapping[str, list[str]]:
     """Names of the choices of each group, sorted: the YAML files in its folder."""
     choices: dict[str, list[str]] = {}
-    with os.scandir(ROOT) as entries:
-        folders = sorted(entry.name for entry in entries if "a" <= entry.name[0] <= "z" and entry.is_dir())
-    for folder in folders:
-        with os.scandir(ROOT / folder) as entries:
-            files = sorted(entry.name for entry in entries if entry.name.endswith(".yaml"))
-        if files:
-            choices[folder] = [name.removesuffix(".yaml") for name in files]
+    for file in sorted(ROOT.glob("[a-z]*/*.yaml")):
+        choices.setdefault(file.parent.name, []).append(file.stem)
     return choices
 
 

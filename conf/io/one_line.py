@@ -2,7 +2,7 @@
 
 import argparse
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from platform import python_version
 from typing import Any, NoReturn
 
@@ -144,13 +144,13 @@ def one_line(text: str, most: int = MOST_LETTERS) -> str:
     return line if len(line) <= most and len(text) <= 4 * most else f"{line[:most]}{CUT}"
 
 
-def plain(tree: Any) -> Any:
-    """A tree of JSON's types with every text and key printable. Raises RecursionError if it is too deep."""
+def plain(tree: Any, change: Callable[[str], str] = printable) -> Any:
+    """A tree of JSON's types with every text and key changed. Raises RecursionError if it is too deep."""
     if isinstance(tree, str):
-        return printable(tree)
+        return change(tree)
     if isinstance(tree, dict):
-        return {printable(str(key)): plain(value) for key, value in tree.items()}
-    return [plain(value) for value in tree] if isinstance(tree, list) else tree
+        return {change(str(key)): plain(value, change) for key, value in tree.items()}
+    return [plain(value, change) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
 def last_line(error: Exception) -> str:

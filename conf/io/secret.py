@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from conf.io.check import require
+from conf.io.one_line import plain
 
 SECRET_SETTING = re.compile(
     r"(TOKEN|KEY|PASSWORD|PASSWD|CREDENTIALS?)$|SECRET|(API|ACCESS)_?KEY", re.IGNORECASE
@@ -72,14 +73,8 @@ class Secret:
         return self._written.sub(HIDDEN, text) if len(self.value) >= FOREIGN_LETTERS else text
 
     def cleaned(self, tree: Any) -> Any:
-        """A tree that we write or show, without the key in any of its texts."""
-        if len(self.value) < OWN_LETTERS:
-            return tree
-        if isinstance(tree, str):
-            return self.redact(tree)
-        if isinstance(tree, dict):
-            return {key: self.cleaned(value) for key, value in tree.items()}
-        return [self.cleaned(value) for value in tree] if isinstance(tree, list | tuple) else tree
+        """A tree that we write or show, without the key in any of its texts and keys."""
+        return tree if len(self.value) < OWN_LETTERS else plain(tree, self.redact)
 
 
 def _forms(letter: str) -> str:
