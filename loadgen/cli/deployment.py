@@ -58,7 +58,7 @@ def _vllm(experiment: Experiment) -> ServicePlan:
         built_in_cluster=True,
         replicas=app.answering(experiment),
         warmup=WarmupRequests(*warming_requests(experiment)),
-        engines=app.engines_prefix(experiment),
+        engines=app.ENGINES,
         prefill_replicas=experiment.prefill_replicas,
         prefill_engines=app.PREFILL,
         per_node=experiment.streams > 0,

@@ -39,18 +39,10 @@ from serve_apps.vllm_engine.config_file import (
 )
 from serve_apps.vllm_recipes.recipes import Recipe, module_command
 
-ENGINES = "LLMServer"
-"""The deployment whose replicas are engines has a name that begins so; another routes to them."""
-PREFILL, DECODE = "Prefill:", "Decode:"
-"""The same for each side of a split layout, as Ray's builder names them; decode engines answer clients."""
-PROCESSES = "VllmProcess"
-
-
-def engines_prefix(experiment: Experiment) -> str:
-    """Beginning of the names of the deployments whose replicas are engines that answer."""
-    if experiment.layout.prefill is not None:
-        return DECODE
-    return PROCESSES if is_process(experiment) else ENGINES
+ENGINES, PREFILL = "LLMServer", "Prefill:"
+"""Begin the names of the deployments whose replicas are engines that answer, as Ray's builder names them, and
+of those that only compute prompts."""
+DECODE, PROCESSES = f"{ENGINES}Decode:", f"{ENGINES}Process"
 
 
 def is_process(experiment: Experiment) -> bool:

@@ -113,7 +113,7 @@ def test_answers_are_those_of_one_engine_alone_and_no_prompt_is_computed_twice(u
 
 def test_both_sides_are_read_back(up: Up) -> None:
     (replica,) = up.served.reported["replicas"].values()
-    assert replica["deployment"].startswith("Decode:")
+    assert replica["deployment"].startswith("LLMServerDecode:")
     told = replica["told"]
     assert told["engine"]["kv_transfer"] == {"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}
     assert told["prefill_engine"]["kv_transfer"]["kv_role"] == "kv_producer"

@@ -15,7 +15,7 @@ import pytest
 
 from serve_apps.routing.serve_routers import LOOPBACK, reserved_port
 from serve_apps.vllm_engine import app
-from serve_apps.vllm_engine.app import VllmProcessReplica, engines_prefix, guarded, vllm_app
+from serve_apps.vllm_engine.app import ENGINES, VllmProcessReplica, guarded, vllm_app
 from serve_apps.vllm_engine.config_file import near, own_caches
 from tests.support.words.recipe_words import PROCESS, QWEN, TP4, experiment, resolve
 
@@ -108,7 +108,7 @@ def test_each_replica_has_gpus_of_its_own_on_one_node(routing: str) -> None:
     words.append("engine.accelerator_type=MI325X")
     asked, recipe = experiment(words), resolve(words)
     deployment = vllm_app(asked, recipe)()._bound_deployment
-    assert deployment.name.startswith(engines_prefix(asked)) and deployment.num_replicas == 2
+    assert deployment.name.startswith(ENGINES) and deployment.num_replicas == 2
     options = deployment.ray_actor_options
     # Ray tells devices to an actor that asks for them, not to one that only has a bundle.
     assert (options["num_gpus"], options["num_cpus"]) == (4.0, 0.1)
