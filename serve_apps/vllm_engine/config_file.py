@@ -170,26 +170,20 @@ def environment(engine: VllmEngine, routing: Routing) -> dict[str, str]:
 
 def arguments(experiment: Experiment, recipe: Recipe) -> Tree:
     """Arguments of `OUR_BUILDER` for the engines of all nodes; of a split layout decode engines answer."""
-    configs: Tree = {}
-    layout, routing = experiment.layout, experiment.routing
-    if layout.prefill_side is None:
-        answers = llm_config(experiment, layout, recipe)
-        configs["llm_configs"] = [answers]
-    else:
+    layout, routing, config = experiment.layout, experiment.routing, dict[str, Any]()
+    sides: dict[Side, tuple[Layout, Recipe]] = {"decode": (layout.decode_side, recipe)}
+    if layout.prefill_side is not None:
         assert recipe.prefill is not None, "a split layout has two recipes"
-        sides: dict[Side, tuple[Layout, Recipe]] = {
-            "prefill": (layout.prefill_side, recipe.prefill),
-            "decode": (layout.decode_side, recipe),
-        }
-        for side, (engines, own) in sides.items():
-            config = llm_config(experiment, engines, own)
+        sides = {"prefill": (layout.prefill_side, recipe.prefill), **sides}
+    configs: Tree = {}
+    for side, (engines, own) in sides.items():
+        configs[f"{side}_config"] = config = llm_config(experiment, engines, own)
+        if len(sides) > 1:
             config["experimental_configs"] |= kv_transfer.ray_ports(layout, side)
-            configs[f"{side}_config"] = config
-        configs["prefill_config"]["deployment_config"] |= deepcopy(OPTIONS)
-        answers = configs["decode_config"]
-    answers["deployment_config"] |= deepcopy(OPTIONS)
     if router := router_options(routing):
-        answers["deployment_config"]["request_router_config"] = router
+        config["deployment_config"]["request_router_config"] = router
+    if len(sides) == 1:
+        configs = {"llm_configs": [config]}
     if routing.data_path == "python_proxy":
         # As many of Ray's OpenAI ingress as there are engines behind it.
         configs["ingress_deployment_config"] = {
@@ -287,6 +281,7 @@ def llm_config(experiment: Experiment, layout: Layout, recipe: Recipe) -> dict[s
             "max_ongoing_requests": NO_QUEUE_LIMIT,
             "max_queued_requests": -1,
             "ray_actor_options": {"num_cpus": 0},
+            **deepcopy(OPTIONS),
         },
         # Its 50 ms batches of tokens hide when a token came (ray #59681).
         "experimental_configs": {"stream_batching_interval_ms": 0},
