@@ -111,13 +111,6 @@ def test_a_value_beats_its_file_in_any_order() -> None:
         assert (slo.name, slo.ttft_p90_ms, slo.tpot_p90_ms) == ("interactive", 1500, 50)
 
 
-def test_a_saved_tree_takes_new_words(tmp_path: Path) -> None:
-    saved = tmp_path / "config.yaml"
-    saved.write_text(dump(load(["workload=smoke", "seed=7"])))
-    experiment = load(["search=standard", "seed=8"], base=saved)
-    assert (experiment.workload.name, experiment.search.name, experiment.seed) == ("smoke", "standard", 8)
-
-
 @pytest.mark.slow
 def test_a_saved_calibration_is_dropped_only_with_its_values(tmp_path: Path) -> None:
     fitted, saved = tmp_path / "fitted.yaml", tmp_path / "config.yaml"

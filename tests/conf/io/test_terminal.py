@@ -111,10 +111,6 @@ def test_a_comment_stays_a_comment_and_a_long_word_whole() -> None:
     assert all(line.startswith("#") for line in lines) and "x" * 200 in lines[-1]
 
 
-def test_what_fits_is_not_touched() -> None:
-    assert fit(PROSE, 100) == PROSE
-
-
 def test_a_pipe_gets_whole_lines() -> None:
     piped = io.StringIO()
     terminal.tell(f"{PROSE} {PROSE}\n{PROSE}", piped)
