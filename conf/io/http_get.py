@@ -94,11 +94,6 @@ EITHER_FORMAT = zlib.MAX_WBITS + 32
 """zlib reads from the first bytes which of gzip and zlib they are."""
 
 
-def unpacked(body: bytes, encoding: str, most_bytes: int) -> bytes:
-    """A whole body with this Content-Encoding, decompressed. Raises ValueError as `Inflater` does."""
-    return Inflater(encoding, most_bytes).feed(body) if is_packed(encoding) else body
-
-
 def is_packed(encoding: str) -> bool:
     """True for a Content-Encoding under which a body is not its own bytes."""
     return encoding.strip().lower() not in UNPACKED
@@ -244,7 +239,9 @@ def redirect_text(location: str) -> str:
 
 def _cleared(answer: HttpAnswer, access: Access, most_bytes: int) -> HttpAnswer:
     """The answer with its body decompressed and without the key. Raises ValueError."""
-    body = unpacked(answer.body, answer.names.get("content-encoding", PLAIN), most_bytes)
+    body, encoding = answer.body, answer.names.get("content-encoding", PLAIN)
+    if is_packed(encoding):
+        body = Inflater(encoding, most_bytes).feed(body)
     if access.key is None:
         return replace(answer, body=body)
     cleared = access.redact(body.decode(errors="surrogateescape")).encode(errors="surrogateescape")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.io.http_get import MOST_CA_BYTES, AskError, Inflater, ask, certificates, unpacked
+from conf.io.http_get import MOST_CA_BYTES, AskError, Inflater, ask, certificates, is_packed
 from tests.support.servers.certificates import self_signed
 from tests.support.servers.threaded_server import serving
 
@@ -53,11 +53,11 @@ def test_each_piece_gives_what_it_holds(encoding: str, wbits: int) -> None:
 )
 def test_what_cannot_be_unpacked_is_refused(body: bytes, encoding: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        unpacked(body, encoding, 100)
+        Inflater(encoding, 100).feed(body)
 
 
-def test_a_plain_body_stays_as_it_is() -> None:
-    assert unpacked(b"plain", "Identity", 3) == b"plain"
+def test_an_encoding_that_changes_nothing_is_not_packed() -> None:
+    assert not is_packed("Identity") and is_packed("gzip")
 
 
 def test_an_answer_is_not_read_beyond_its_bound() -> None:
