@@ -151,13 +151,13 @@ class OpenAiAnswer:
         if not self.request.include_usage:
             return DONE
         closing = {"choices": [], "usage": self._final_usage(steps)}
-        return _event(self._head | closing | _of_engine(steps)) + DONE
+        return _event(self._head | closing | _engine_fields(steps)) + DONE
 
     def whole(self, steps: EngineSteps) -> bytes:
         """The body of an answer that is not streamed."""
         kind = "chat.completion" if self.request.chat else "text_completion"
         body = {"object": kind, "choices": [self._choice()], "usage": self._final_usage(steps)}
-        return _json(self._head | body | _of_engine(steps))
+        return _json(self._head | body | _engine_fields(steps))
 
     def _choice(self) -> dict[str, Any]:
         text = TOKEN_TEXT * self.request.output_tokens
@@ -243,7 +243,7 @@ def _family(name: str, kind: str, meaning: str, values: Mapping[str, float]) -> 
     return head + "".join(f"{name}{{{labels}}} {float(value)}\n" for labels, value in values.items())
 
 
-def _of_engine(steps: EngineSteps) -> dict[str, Any]:
+def _engine_fields(steps: EngineSteps) -> dict[str, Any]:
     """Our own counts, and `metrics` with the time in the queue (vLLM's --enable-per-request-metrics)."""
     names = ("steps", "late_steps", "first_token_us", "last_token_us")
     metrics = {} if steps.queue_s is None else {"metrics": {"queue_time_ms": 1e3 * steps.queue_s}}
