@@ -35,7 +35,7 @@ class SimulatedApp:
             await lifespan(receive, send)
             return
         try:
-            match (scope["method"], scope["path"]):
+            match (scope.get("method"), scope["path"]):  # a web socket has no method
                 case ("POST", "/v1/completions" | "/v1/chat/completions" as path):
                     body = await _body(scope, receive)
                     is_chat = path.startswith("/v1/chat")
