@@ -4,7 +4,7 @@ a turn waits for the one of its session before it, and for nothing else."""
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +42,34 @@ def run(
     path: Path,
     *schedules: ArrivalSchedule,
     script: Script = answer,
+    prompts: Prompts = PROMPTS,
     enough: Callable[[Rows, Rows], object] | None = None,
+    goes_on: bool = False,
+    retract: bool = False,
+    later: Sequence[ArrivalSchedule] = (),
     lead_ns: int = LEAD_NS,
     block_s: float = 0.0,
     drain_s: float = PATIENCE_S,
+    timeout_s: float = PATIENCE_S,
 ) -> tuple[Rows, pa.Table]:
     """The rows that a worker told until there were `enough`, by default all ended, and its shard in the end.
 
-    It stands still for `block_s` then.
+    Then it stands still for `block_s`, or is to `retract`; if it `goes_on`, until all have ended, and what
+    comes `later` too.
     """
 
     async def main() -> Rows:
         async with MockServer(script) as server:
-            worker = started([server.url], PROMPTS, ArrowStream(path), lead_ns)
+            worker = started([server.url], prompts, ArrowStream(path), lead_ns, timeout_s=timeout_s)
             ended, pending = await played(worker, *schedules, enough=enough)
             if block_s:
                 time.sleep(block_s)  # noqa: ASYNC251  a stalled loop is what is tested
                 await asyncio.sleep(0.2)
+            if retract:
+                worker.retract()
+            if goes_on:
+                await played(worker, count=sum(map(len, schedules)) - len(ended))
+                await played(worker, *later)
             await worker.finish(drain_s)
             return ended + pending
 
@@ -345,28 +356,13 @@ def chat(*rows: tuple[int, int, int]) -> ArrivalSchedule:
     )
 
 
-def talked(folder: Path, schedule: ArrivalSchedule, script: Script, **how: Any) -> tuple[pa.Table, list[Any]]:
-    """The rows of a worker over a schedule, by seq, and those in flight as soon as `watch` said enough.
-
-    Then it goes on until all have ended, or it is to `retract` or `end` at once. What comes `later` is
-    offered once all have ended.
-    """
-
-    async def main() -> Rows:
-        async with MockServer(script) as server:
-            shard = ArrowStream(folder / "s.arrow")
-            worker = started([server.url], TALK_PROMPTS, shard, timeout_s=how.get("timeout_s", PATIENCE_S))
-            ended, seen = await played(worker, schedule, enough=how.get("watch", lambda *_: True))
-            if how.get("retract"):
-                worker.retract()
-            if not how.get("end"):
-                await played(worker, count=len(schedule) - len(ended))
-                await played(worker, *how.get("later", ()))
-            await worker.finish(how.get("drain_s", PATIENCE_S))
-            return seen
-
-    seen = asyncio.run(main())
-    return records.read_shard(folder / "s.arrow").sort_by("seq"), seen
+def talked(
+    folder: Path, schedule: ArrivalSchedule, script: Script, goes_on: bool = True, **how: Any
+) -> tuple[pa.Table, Rows]:
+    """The rows of chats by seq, and those that were told when there were `enough`."""
+    path = folder / "s.arrow"
+    seen, rows = run(path, schedule, script=script, prompts=TALK_PROMPTS, lead_ns=0, goes_on=goes_on, **how)
+    return rows.sort_by("seq"), seen
 
 
 def column(rows: pa.Table, name: str) -> list[Any]:
@@ -398,7 +394,7 @@ def test_a_turn_is_sent_when_the_one_before_has_ended_and_nobody_else_waits(tmp_
         yield from answer(body)
 
     schedule = chat((0, 0, 7), (1, 50, 7), (2, 60, 8), (3, 70, 7))
-    rows, seen = talked(tmp_path, schedule, script, watch=all_in_flight, later=[chat((4, 80, 7))])
+    rows, seen = talked(tmp_path, schedule, script, enough=all_in_flight, later=[chat((4, 80, 7))])
     assert column(rows, "status") == ["ok"] * 5
     ends, starts = (at_ns(rows, event) for event in ("end", "send"))
     blocked = column(rows, "turn_blocked_ns")
@@ -429,7 +425,7 @@ def test_a_turn_follows_a_failure_too(tmp_path: Path) -> None:
 
 def test_what_was_never_sent_holds_nobody(tmp_path: Path) -> None:
     schedule = chat((0, 0, 7), (1, 600_000, 7))
-    rows, _ = talked(tmp_path, schedule, answer, watch=lambda ended, _: ended, retract=True)
+    rows, _ = talked(tmp_path, schedule, answer, enough=lambda ended, _: ended, retract=True)
     assert column(rows, "status") == ["ok", "missed"]
     assert column(rows, "turn_blocked_ns") == [None, None]
 
@@ -452,8 +448,8 @@ def test_a_run_that_ends_has_a_row_for_who_waits(tmp_path: Path) -> None:
         tmp_path,
         chat((0, 0, 7), (1, 20, 7)),
         lambda _: hung,
-        watch=lambda _, pending: len(pending) == 2,
-        end=True,
+        enough=lambda _, pending: len(pending) == 2,
+        goes_on=False,
         drain_s=0.1,
     )
     assert column(rows, "error_kind") == ["interrupted", "interrupted"]

@@ -25,8 +25,10 @@ from loadgen.search.window_plan import Start
 from loadgen.studies.quality_study import QualityStudy
 from tests.support.runs.verdict_trees import screen_of_folder as concluded
 from tests.support.servers.threaded_server import AnsweringServer, answering
+from tests.support.virtual.virtual_drivers import silent
 from tests.support.virtual.virtual_fleet import VirtualFleet
 from tests.support.virtual.virtual_target import Patient
+from tests.support.words.words import over
 
 WIDE = ["quality.load=idle", "quality.margin_nats=.2", "quality.margin_broken=.2", "quality.prompts=60"]
 """Margins that few prompts decide."""
@@ -59,10 +61,6 @@ class Sides:
         return Site(lambda *_: (Start(4.0), None), self.service)
 
 
-def silent(_kind: str, /, **_facts: Any) -> None:
-    """Nobody looks on."""
-
-
 class PatientFleet(VirtualFleet, Patient):
     """A virtual fleet beside real questions."""
 
@@ -73,9 +71,7 @@ def virtual_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def experiments(out: Path, *words: str) -> tuple[Experiment, Experiment]:
-    keys = {word.partition("=")[0] for word in words}
-    usual = [word for word in (*WIDE, "run=gate") if word.partition("=")[0] not in keys]
-    given = [*usual, f"out={out}", *words]
+    given = over([*WIDE, "run=gate", f"out={out}"], *words)
     a, b = (load([*given, f"engine.max_num_seqs={seats}"]) for seats in (1023, 1024))
     return a, b
 

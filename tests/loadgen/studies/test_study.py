@@ -1,6 +1,8 @@
 """loadgen/studies/study.py and calibration_probes.py: several runs as one answer; parts without a result."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,20 +89,15 @@ def asked(out: Path, *words: str) -> Experiment:
     return load(["search=standard", f"out={out}", "run=one", *words])
 
 
-def ran(experiment: Experiment, site: Any) -> dict[str, Any]:
-    return to_tree(
-        study.run(
-            study.several_sweeps(experiment),
-            Folder.create(Path(experiment.out), experiment.run),
-            site,
-            silent,
-        )
-    )
+def ran(experiment: Experiment, site: Any, made: Callable[..., study.Study] = study.several_sweeps) -> Any:
+    """The tree of a new study of this experiment."""
+    folder = Folder.create(Path(experiment.out), experiment.run)
+    return to_tree(study.run(made(experiment), folder, site, silent))
 
 
-def resumed(path: Path, site: Any) -> dict[str, Any]:
-    experiment = load(base=path / "config.yaml")
-    return to_tree(study.run(study.several_sweeps(experiment), Folder(path), site, silent))
+def resumed(path: Path, site: Any, made: Callable[..., study.Study] = study.several_sweeps) -> Any:
+    """The tree of a study that goes on in its folder."""
+    return to_tree(study.run(made(measuring.saved_experiment(path)), Folder(path), site, silent))
 
 
 def test_deployments_share_the_budget_with_seeds_of_their_own_and_are_pooled(tmp_path: Path) -> None:
@@ -260,21 +257,9 @@ class ProbeSite(Site):
         return super().__call__(job, folder, before)
 
 
-def begun(out: Path, site: ProbeSite) -> dict[str, Any]:
+def begun(out: Path, site: ProbeSite) -> Any:
     experiment = load([f"out={out}", "run=one", "fleet.actors=4", "workload.prompt=text", "seed=5"])
-    return to_tree(
-        study.run(
-            calibration_probes.CalibrationStudy(experiment, guess_qps=5.0),
-            Folder.create(Path(experiment.out), experiment.run),
-            site,
-            silent,
-        )
-    )
-
-
-def resumed_recipe(path: Path, site: ProbeSite) -> dict[str, Any]:
-    experiment = measuring.saved_experiment(path)
-    return to_tree(study.run(calibration_probes.CalibrationStudy(experiment), Folder(path), site, silent))
+    return ran(experiment, site, partial(calibration_probes.CalibrationStudy, guess_qps=5.0))
 
 
 def test_every_part_is_a_probe_of_its_own_load(tmp_path: Path) -> None:
@@ -317,7 +302,7 @@ def test_a_part_that_was_void_is_measured_anew_and_nothing_else(tmp_path: Path) 
     path = tmp_path / "one"
     assert len(studies.parts(path)) == 4
     site.ends.clear()
-    tree = resumed_recipe(path, site)
+    tree = resumed(path, site, calibration_probes.CalibrationStudy)
     assert (tree["exit_code"], len(tree["parts"]), len(site.asked)) == (0, 16, 17)
     assert site.asked[4] == site.asked[5]
     kept = json.loads((path / "r2-c4.cut1" / "sweep.json").read_text())
