@@ -142,23 +142,17 @@ class PlannedRun:
     """What a command would do.
 
     `load_s` is the time under load: 0 on a virtual clock, None if the service decides (a closed loop). So
-    many `services` are deployed one after the other (0: one for each sweep), for so many `runs` (0: one
-    each). `kernels` are lines about kernels of unknown speed. The run chooses the speed of its `clock`, at
-    most this one; None is that of the experiment.
+    many `services` are deployed one after the other, for so many `runs`. `kernels` are lines about kernels of
+    unknown speed. The run chooses the speed of its `clock`, at most this one; None is that of the experiment.
     """
 
     experiment: Experiment
     load_s: float | None
     guess_qps: float | None = None
-    services: int = 0
-    runs: int = 0
+    services: int = 1
+    runs: int = 1
     kernels: Sequence[str] = ()
     clock: float | None = None
-
-    @property
-    def deployments(self) -> int:
-        """Services that are deployed one after the other."""
-        return self.services or self.experiment.search.parts
 
     @property
     def time_scale(self) -> float:
@@ -177,7 +171,7 @@ class PlannedRun:
         if not self.load_s:
             return self.load_s
         warmup_s = self.experiment.fleet.warmup_requests / WARMUP_QPS
-        return self.load_s * self.longer + (self.runs or self.deployments) * warmup_s
+        return self.load_s * self.longer + self.runs * warmup_s
 
     @property
     def longest_s(self) -> float | None:
@@ -185,7 +179,7 @@ class PlannedRun:
         if not self.expected_s:
             return self.expected_s
         after_s = self.experiment.search.settle_s + self.experiment.fleet.drain_s
-        return self.expected_s + (self.runs or self.deployments) * after_s
+        return self.expected_s + self.runs * after_s
 
     @property
     def requests(self) -> float | None:
@@ -197,11 +191,18 @@ class PlannedRun:
         return rate_qps * experiment.cluster.nodes * (self.load_s or 0.0) * self.longer
 
 
-def planned_run(experiment: Experiment, load_s: float | None, **how: Any) -> PlannedRun:
-    """The plan of a command; `how` are further fields of it."""
-    is_known = experiment.hardware.name != UNKNOWN
-    guess_qps = engine_model.guess_qps(experiment) if is_known else None
-    return PlannedRun(experiment, load_s, guess_qps, kernels=kernel_lines(experiment), **how)
+def planned_run(
+    experiment: Experiment,
+    load_s: float | None,
+    services: int = 0,
+    runs: int = 0,
+    clock: float | None = None,
+) -> PlannedRun:
+    """The plan of a command: a service for each sweep, and a run on each, unless others are given."""
+    guess_qps = None if experiment.hardware.name == UNKNOWN else engine_model.guess_qps(experiment)
+    services = services or experiment.search.parts
+    kernels = kernel_lines(experiment)
+    return PlannedRun(experiment, load_s, guess_qps, services, runs or services, kernels, clock)
 
 
 def plan_tree(planned: PlannedRun) -> dict[str, Any]:
@@ -295,8 +296,8 @@ def _load(planned: PlannedRun) -> Iterator[str]:
         return
     if parts > 1:
         yield f"{parts} sweeps, each of a service deployed anew, with its own seed"
-    elif planned.deployments > 1:
-        yield f"{planned.deployments} deployments"
+    elif planned.services > 1:
+        yield f"{planned.services} deployments"
     tokens, search = experiment.workload.output_tokens.mean, longest_search(experiment)
     may = f"answers of {tokens:g} tokens may last {experiment.answer_s:.0f} s within the bounds"
     if experiment.rate_qps or experiment.profile_qps:

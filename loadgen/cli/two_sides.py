@@ -10,7 +10,7 @@ from conf.keys import differences
 from loadgen.cli.words import checked_experiment
 from loadgen.studies import comparison
 from loadgen.studies.comparison import OF_BOTH
-from loadgen.studies.gate_questions import gate_pace, longest_s
+from loadgen.studies.gate_questions import gate_pace
 
 USAGE = (
     "{verb} takes two config.yaml of runs, or words for one side: "
@@ -83,8 +83,8 @@ def lines(a: Experiment, b: Experiment) -> list[str]:
 def gate_plan(a: Experiment, b: Experiment) -> list[str]:
     """The plan: A's configuration, its differences from B's, and what both are asked."""
     quality, pace = a.quality, gate_pace(a)
-    most_s = longest_s(a, pace)
-    lasts = "as long as that takes" if most_s is None else f"at most {most_s:.0f} s"
+    # A is asked everything twice.
+    lasts = f"at most {3 * quality.prompts / pace.per_s:.0f} s" if pace.per_s else "as long as that takes"
     return [
         *(f"# {line}" for line in lines(a, b)),
         *dump(a).splitlines(),

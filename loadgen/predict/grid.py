@@ -92,8 +92,7 @@ def predicted(
 def ratio(second: Answered, first: Answered) -> Estimate:
     """Capacity, or a replay's output tok/s, over the first cell's, draw by draw: common constants err alike.
 
-    If the numbers of draws differ, over all pairs. Noise is added as if the requests differed: rather too
-    wide.
+    Noise is added as if the requests differed: rather too wide.
     """
     cell, of = second[0], first[0]
     if cell is of:
@@ -121,9 +120,9 @@ def _throughput_over(ours: ReplayForecast, theirs: ReplayForecast) -> tuple[floa
 
 
 def _differences(ours: Sequence[float], theirs: Sequence[float]) -> Floats:
-    """Of two rows draw by draw; of all pairs if their numbers differ, of zeros without any."""
+    """Of two rows draw by draw; one without any is of zeros."""
     mine, other = (np.array(each or [0.0]) for each in (ours, theirs))
-    pairs: Floats = mine - other if len(mine) == len(other) else np.subtract.outer(mine, other).ravel()
+    pairs: Floats = mine - other
     return pairs
 
 

@@ -244,11 +244,6 @@ def gate_pace(experiment: Experiment) -> Pace:
     return Pace(load / experiment.cluster.nodes, per_s, MOST_IN_FLIGHT)
 
 
-def longest_s(experiment: Experiment, pace: Pace) -> float | None:
-    """Seconds of asking both sides all prompts, the first one twice; None if the service decides."""
-    return None if pace.per_s is None else 3 * experiment.quality.prompts / pace.per_s
-
-
 @contextmanager
 def asking(
     questions: Iterable[AskedPrompt],

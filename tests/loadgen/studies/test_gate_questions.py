@@ -295,7 +295,6 @@ def test_an_idle_service_has_a_few_questions_in_flight_and_no_other_load() -> No
     assert gate_questions.gate_pace(experiment) == gate_questions.Pace(
         0.0, None, gate_questions.IDLE_IN_FLIGHT
     )
-    assert gate_questions.longest_s(experiment, gate_questions.gate_pace(experiment)) is None
 
 
 def test_the_longest_time_is_that_of_three_answers_to_every_prompt() -> None:
