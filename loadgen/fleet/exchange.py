@@ -12,6 +12,7 @@ from functools import partial
 
 from conf.io.http_get import SUCCESSES
 from conf.io.one_line import one_line
+from loadgen.traffic.schedule import Planned
 
 WORD_CHARS = 200
 """Longest text of a server that is kept (our choice)."""
@@ -107,7 +108,7 @@ class StreamedText:
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and its answer; times are monotonic ns, None where the event never came.
+    """A planned request and its answer; times are monotonic ns, None where the event never came.
 
     `sent_ns` is when the client wrote the request to a kept connection, or began to open a new one: the time
     that server and network take to accept is not its lateness. `gaps_us` are between consecutive socket reads
@@ -116,8 +117,7 @@ class Exchange:
     events that have no text `silent_reads` is the number, `silent_end_ns` the one with the finish reason.
     """
 
-    seq: int
-    expected_tokens: int
+    plan: Planned
     sent_ns: int | None = None
     first_byte_ns: int | None = None
     first_token_ns: int | None = None
@@ -205,9 +205,9 @@ class Exchange:
             self.fail("truncated", "no_usage", NO_USAGE)
         elif self.finish_reason is None:
             self.fail("truncated", "no_finish_reason")
-        elif self.tokens != self.expected_tokens:
-            remedy = TOO_FEW if self.tokens < self.expected_tokens else TOO_MANY
-            counts = f"{self.tokens} tokens instead of {self.expected_tokens}"
+        elif self.tokens != self.plan.output_tokens:
+            remedy = TOO_FEW if self.tokens < self.plan.output_tokens else TOO_MANY
+            counts = f"{self.tokens} tokens instead of {self.plan.output_tokens}"
             self.fail("truncated", "token_count", f"{counts}; {remedy}")
         elif self.status is None:
             self.status = "ok"

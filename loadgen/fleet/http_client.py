@@ -149,16 +149,16 @@ class Client:
         self._servers |= await asyncio.to_thread(lambda: {url: self._server(url) for url in urls})
         self._urls = urls
 
-    def start(
-        self, exchange: Exchange, body: bytes, stream: int | None = None, session: int | None = None
-    ) -> None:
+    def start(self, exchange: Exchange, body: bytes) -> None:
         """Send a request now, over a new connection if none is idle; returns at once."""
+        plan = exchange.plan
+        has_session, stream = plan.session >= 0, plan.stream
         if stream is None:
-            by = session if self._sticky and session is not None else exchange.seq
+            by = plan.session if self._sticky and has_session else plan.seq
             stream = chosen(by, len(self._urls))
         url, end = self._urls[stream], b"\r\n\r\n"
-        if session is not None:
-            end = b"\r\nx-session-id: session-%d\r\n\r\n" % session
+        if has_session:
+            end = b"\r\nx-session-id: session-%d\r\n\r\n" % plan.session
         request = b"".join((self._servers[url].head, b"%d" % len(body), end, body))
         exchange.sent_ns = time.monotonic_ns()
         if self._sweep is None:

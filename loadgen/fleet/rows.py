@@ -83,8 +83,6 @@ COLUMNS = {
 """Columns of a request's row that its plan says, and their names in `Planned` and in a schedule."""
 LAST_TURN = 2**15 - 1
 """A record has 16 bits for the turn; whatever comes later counts as this one."""
-Attempt = tuple[Planned, Exchange]
-"""A planned request and its exchange so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +131,10 @@ class ServerWords:
 
 
 def batch(
-    attempts: Sequence[Attempt], clock: Clock, client_id: int, gaps: GapRecord, words: ServerWords
+    ends: Sequence[Exchange], clock: Clock, client_id: int, gaps: GapRecord, words: ServerWords
 ) -> pa.RecordBatch:
     """Rows of schema `SHARD` for requests that ended, or are in flight (`pending`)."""
-    plans = [plan for plan, _ in attempts]
-    ends = [exchange for _, exchange in attempts]
+    plans = [exchange.plan for exchange in ends]
     counted = [
         exchange.text.counts(exchange.tokens) if exchange.events else (None, None) for exchange in ends
     ]

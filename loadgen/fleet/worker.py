@@ -14,7 +14,7 @@ from collections import deque
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import Client, ClientPlan
-from loadgen.fleet.rows import Attempt, Clock
+from loadgen.fleet.rows import Clock
 from loadgen.fleet.target import Observation
 from loadgen.fleet.worker_log import HealthSampler, RequestLog, reported
 from loadgen.prompts.bodies import Prompts
@@ -88,7 +88,7 @@ class Worker:
         self._client = Client(plan, self._ended, prompts.path)
         self._plan: deque[Planned] = deque()
         self._closed: deque[Planned] = deque()
-        self._in_flight: dict[int, Attempt] = {}
+        self._in_flight: dict[int, Exchange] = {}
         self._turns = SessionTurns()
         self._patience_ns = int(plan.experiment.request_timeout_s * NS)
         self._retractions = 0
@@ -147,7 +147,7 @@ class Worker:
         """
         self._raise_dead()
         ended, samples = self._log.take(received)
-        waiting = [(plan, Exchange(plan.seq, plan.output_tokens)) for plan in self._turns.waiting()]
+        waiting = map(Exchange, self._turns.waiting())
         in_flight, pending = [*self._in_flight.values(), *waiting], []
         for start in range(0, len(in_flight), SLICE):
             pending.append(self._log.rows(in_flight[start : start + SLICE]))
@@ -216,7 +216,7 @@ class Worker:
             self._start(plan)
 
     def _start(self, plan: Planned) -> None:
-        exchange = Exchange(plan.seq, plan.output_tokens)
+        exchange = Exchange(plan)
         session = None if plan.session < 0 else plan.session
         # Without a body it is never in flight: nobody would end it.
         if plan.character >= 0:
@@ -224,8 +224,8 @@ class Worker:
         else:
             tokens = plan.input_tokens, plan.output_tokens, plan.shared_tokens
             body = self._prompts.body(plan.seq, *tokens, session, plan.image_tokens, plan.begins)
-        self._in_flight[plan.seq] = (plan, exchange)
-        self._client.start(exchange, body, plan.stream, session)
+        self._in_flight[plan.seq] = exchange
+        self._client.start(exchange, body)
         if exchange.sent_ns is not None:
             ready_ns = plan.due_ns if plan.free_ns is None else plan.free_ns
             self._sampler.second.lags_ns.append(exchange.sent_ns - self._clock.monotonic_ns(ready_ns))
@@ -238,14 +238,14 @@ class Worker:
 
     def _refuse(self, plan: Planned, status: str, kind: str) -> None:
         """Record a request that is not sent: missed, or a turn that no longer waits."""
-        exchange = Exchange(plan.seq, plan.output_tokens)
+        exchange = Exchange(plan)
         exchange.fail(status, kind)
         if status != "missed":
             exchange.end_ns = time.monotonic_ns()
             plan.free_ns = self._clock.run_ns(exchange.end_ns)
         elif kind != "retracted":
             self._sampler.second.missed += 1
-        self._log.add((plan, exchange))
+        self._log.add(exchange)
 
     async def _tick(self) -> None:
         """Watch the loop's own punctuality, and every second of the run sample it and write the log."""
@@ -264,9 +264,9 @@ class Worker:
                     sample_at = time.monotonic() + period_s
 
     def _ended(self, exchange: Exchange) -> None:
-        attempt = self._in_flight.pop(exchange.seq)
-        plan = attempt[0]
-        self._log.add(attempt)
+        plan = exchange.plan
+        del self._in_flight[plan.seq]
+        self._log.add(exchange)
         second = self._sampler.second
         second.reads += exchange.reads
         second.events += exchange.events

@@ -16,7 +16,7 @@ from analysis.rows import records
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import ClientPlan
-from loadgen.fleet.rows import Attempt, Clock, GapRecord, ServerWords, batch
+from loadgen.fleet.rows import Clock, GapRecord, ServerWords, batch
 from loadgen.traffic.schedule import NS, Planned
 
 FULL_DISK_S = 5.0
@@ -41,26 +41,25 @@ class RequestLog:
         self._patience_s = FULL_DISK_S / min(1.0, experiment.time_scale)
         self._full_since: float | None = None
         self._words = ServerWords()
-        self._completed: list[Attempt] = []
+        self._completed: list[Exchange] = []
         self._unreported: list[pa.RecordBatch] = []
         self._samples: list[dict[str, Any]] = []
         self._reported = 0, 0
         # The first conversions import what pyarrow loads lazily: now, not in the middle of a run.
-        first = Planned(0, 0, "warmup", 0, 1, 1), Exchange(0, 1)
-        batch([first], Clock(0, 0), client_id, self._gaps, ServerWords())
+        batch([Exchange(Planned(0, 0, "warmup", 0, 1, 1))], Clock(0, 0), client_id, self._gaps, ServerWords())
         pa.RecordBatch.from_pylist([{"at": 0}], schema=records.CLIENTS)
 
     def start(self, clock: Clock) -> None:
         """Set the run's clock, on which rows count their times."""
         self._clock = clock
 
-    def add(self, attempt: Attempt) -> None:
+    def add(self, exchange: Exchange) -> None:
         """Keep a request that has ended."""
-        self._completed.append(attempt)
+        self._completed.append(exchange)
 
-    def rows(self, attempts: list[Attempt]) -> pa.RecordBatch:
+    def rows(self, exchanges: list[Exchange]) -> pa.RecordBatch:
         """Rows of schema `SHARD` for requests, ended or in flight, without their gaps."""
-        return batch(attempts, self._clock, self._client_id, self._gaps.figures, self._words)
+        return batch(exchanges, self._clock, self._client_id, self._gaps.figures, self._words)
 
     def _roll(self) -> None:
         """Turn what ended since the last call into rows, once for the disk and once for the driver."""

@@ -115,13 +115,13 @@ def test_the_runs_clock_and_the_real_one_are_both_in_the_row() -> None:
     clock = Clock(epoch_ns=NS, wall_ns=1_700_000_000 * NS, scale=FAST)
     plan = Planned(3, 0, "window", 10 * NS, 5600, 2)
     seen = Exchange(
-        3, 2, sent_ns=3 * NS + MS, first_token_ns=3 * NS + 20 * MS, last_token_ns=3 * NS + 30 * MS
+        plan, sent_ns=3 * NS + MS, first_token_ns=3 * NS + 20 * MS, last_token_ns=3 * NS + 30 * MS
     )
     seen.status, seen.end_ns, seen.text.events = "ok", 3 * NS + 31 * MS, 2
     seen.engine = {"first_token_us": 70_000, "last_token_us": 113_000}
     seen.gaps_us.append(10_000)
     assert clock.run_ns(clock.monotonic_ns(plan.due_ns)) == plan.due_ns
-    rows = batch([(plan, seen)], clock, 0, gaps=GapRecord(), words=ServerWords())
+    rows = batch([seen], clock, 0, gaps=GapRecord(), words=ServerWords())
     (row,) = rows.to_pylist()
     offsets_ms = [row[f"{name}_offset_ns"] / MS for name in ("send", "first_token", "last_token", "end")]
     assert offsets_ms == [5, 100, 150, 155]

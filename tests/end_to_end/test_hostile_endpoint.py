@@ -34,6 +34,7 @@ from loadgen.fleet.http_client import Client
 from loadgen.run import samplers
 from loadgen.run.endpoint import TargetError, models_of
 from loadgen.run.samplers import Scraper
+from loadgen.traffic.schedule import Planned
 from tests.support.servers.hostile_server import HostileServer, Script, endlessly, key_in
 from tests.support.servers.plans import client_plan
 
@@ -294,7 +295,7 @@ def loads(server: HostileServer, names: Sequence[str], timeout_s: float) -> dict
     async def main() -> None:
         client = Client(client_plan(urls, timeout_s=timeout_s, access=Access(Secret(KEY))), ended.append)
         for number in range(len(names)):
-            client.start(Exchange(number, 1), b"{}", stream=number)
+            client.start(Exchange(Planned(number, 0, "window", 0, 1, 1, stream=number)), b"{}")
         until_s = time.monotonic() + 60
         while len(ended) < len(names):
             assert time.monotonic() < until_s, "an exchange without an end"
@@ -303,12 +304,13 @@ def loads(server: HostileServer, names: Sequence[str], timeout_s: float) -> dict
         await asyncio.sleep(0.02)
 
     asyncio.run(main())
-    ends = Counter(exchange.seq for exchange in ended)
+    ends = Counter(exchange.plan.seq for exchange in ended)
     outcomes = {}
     for exchange in ended:
         words = exchange.error_kind, exchange.error, exchange.replica_id, exchange.finish_reason
         texts = [word for word in words if word]
-        outcomes[names[exchange.seq]] = Outcome(exchange.status != "ok", texts, ends[exchange.seq])
+        seq, is_bad = exchange.plan.seq, exchange.status != "ok"
+        outcomes[names[seq]] = Outcome(is_bad, texts, ends[seq])
     return outcomes
 
 

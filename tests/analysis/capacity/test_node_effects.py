@@ -28,7 +28,7 @@ from loadgen.fleet.http_client import Client, chosen
 from loadgen.fleet.rows import plan_table
 from loadgen.run import verdicts
 from loadgen.search.window_plan import MeasuredWindow, Start, WindowPlan, counted_windows
-from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Planned
 from loadgen.traffic.traffic import Profile, Traffic
 from serve_apps.engine_model import EngineKind
 from serve_apps.engine_model.cost.step_time import Roofline
@@ -119,7 +119,7 @@ def test_the_client_sends_a_stream_to_its_own_url() -> None:
             )
             body = json.dumps({"prompt": [1], "max_tokens": 1}).encode()
             for seq, stream in enumerate([1, 1, 0, 1, 1, 1]):
-                client.start(Exchange(seq, 1), body, stream)
+                client.start(Exchange(Planned(seq, 0, "window", 0, 1, 1, stream=stream)), body)
             await asyncio.wait_for(ended.wait(), PATIENCE_S)
             client.cut_all("interrupted")
             return [len(first.requests), len(second.requests)]

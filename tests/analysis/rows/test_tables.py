@@ -219,9 +219,10 @@ def naming(count: int, first: int = 0) -> pa.RecordBatch:
     """What a load actor writes of answers that each name another replica."""
     flights = []
     for seq in range(first, first + count):
-        exchange = Exchange(seq, 1, sent_ns=0, first_token_ns=1, last_token_ns=1, end_ns=2, status="ok")
+        plan = Planned(seq, 0, "window", seq, 4, 1)
+        exchange = Exchange(plan, sent_ns=0, first_token_ns=1, last_token_ns=1, end_ns=2, status="ok")
         exchange.replica_id, exchange.finish_reason = f"r{seq}", f"because {seq}"
-        flights.append((Planned(seq, 0, "window", seq, 4, 1), exchange))
+        flights.append(exchange)
     return batch(flights, Clock(0, 0), 0, gaps=GapRecord(), words=ServerWords())
 
 

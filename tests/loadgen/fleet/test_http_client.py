@@ -31,6 +31,7 @@ from loadgen.fleet.http_client import Client
 from loadgen.fleet.http_connection import UNPACKED_BYTES_LIMIT, Connection
 from loadgen.fleet.sse import EventReader
 from loadgen.prompts.bodies import Prompts
+from loadgen.traffic.schedule import Planned
 from tests.support.machine.patience import PATIENCE_NS, PATIENCE_S
 from tests.support.servers.certificates import self_signed, server_tls
 from tests.support.servers.mock_exchanges import BODY, exchanges, run
@@ -82,7 +83,7 @@ def test_a_timeout_counts_from_the_send_and_ends_one_request_only(monkeypatch: p
     async def main() -> list[Exchange]:
         nonlocal later_s
         ended: asyncio.Queue[Exchange] = asyncio.Queue()
-        both = [Exchange(number, 3) for number in range(2)]
+        both = [Exchange(Planned(number, 0, "window", 0, 1, 3)) for number in range(2)]
         async with MockServer(lambda body: [head(), token(), 600.0]) as server:
             client = Client(client_plan([server.url], timeout_s=1000.0), ended.put_nowait)
             for exchange in both:
@@ -99,7 +100,7 @@ def test_a_timeout_counts_from_the_send_and_ends_one_request_only(monkeypatch: p
     first, second = asyncio.run(main())
     assert first.sent_ns is not None and first.end_ns is not None
     assert first.end_ns - first.sent_ns >= 1000e9
-    assert [(e.seq, e.status, e.error_kind) for e in (first, second)] == [
+    assert [(e.plan.seq, e.status, e.error_kind) for e in (first, second)] == [
         (0, "timeout", "deadline"),
         (1, "truncated", "interrupted"),
     ]
@@ -194,16 +195,18 @@ def test_a_name_is_looked_up_once_and_again_when_the_service_moved(monkeypatch: 
             )
             monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", never)
             for seq in range(3):
-                client.start(Exchange(seq, 3), BODY)  # together: a connection for each
+                client.start(
+                    Exchange(Planned(seq, 0, "window", 0, 1, 3)), BODY
+                )  # together: a connection for each
             assert [(await ended.get()).status for _ in range(3)] == ["ok"] * 3
             known["server.test"] = "127.0.0.2"
             monkeypatch.undo()
             monkeypatch.setattr(socket, "getaddrinfo", look_up)
-            client.start(Exchange(3, 3), BODY)
+            client.start(Exchange(Planned(3, 0, "window", 0, 1, 3)), BODY)
             await client.retarget([url])
             assert (await ended.get()).status == "ok", "what flies ends at the old address"
             client.cut_all("interrupted")  # the connections that are kept lead there
-            client.start(Exchange(4, 3), BODY)
+            client.start(Exchange(Planned(4, 0, "window", 0, 1, 3)), BODY)
             assert (await ended.get()).status == "ok"
             client.cut_all("interrupted")
             return [first.requests, second.requests]
@@ -345,7 +348,7 @@ def test_closed_connections_need_no_garbage_collector(name: str) -> None:
             plan = client_plan([server.url], timeout_s=limit_s)
             client = Client(plan, lambda exchange: ended.put_nowait(exchange.status))
             for seq in range(4):
-                client.start(Exchange(seq, 3), BODY)
+                client.start(Exchange(Planned(seq, 0, "window", 0, 1, 3)), BODY)
             assert [await ended.get() for _ in range(4)] == [status] * 4
             client.cut_all("interrupted")
             async with asyncio.timeout(PATIENCE_S):
@@ -370,7 +373,7 @@ def test_cutting_ends_a_connect_once_however_far_it_is(runner: Callable[..., Any
         results: list[Exchange] = []
         async with MockServer(lambda _: [5.0]) as server:
             client = Client(client_plan([server.url]), results.append)
-            client.start(Exchange(0, 3), BODY)
+            client.start(Exchange(Planned(0, 0, "window", 0, 1, 3)), BODY)
             for _ in range(turns):
                 await asyncio.sleep(0)
             client.cut_all("interrupted")

@@ -46,9 +46,7 @@ def test_a_report_is_repeated_until_it_was_received(tmp_path: Path) -> None:
     log.start(Clock(0, 0))
 
     def end(seq: int) -> None:
-        exchange = Exchange(seq, 1)
-        exchange.end_ns = 1
-        log.add((Planned(seq, 0, "window", 0, 1, 1), exchange))
+        log.add(Exchange(Planned(seq, 0, "window", 0, 1, 1), end_ns=1))
 
     end(0)
     assert reported(log, received=True) == [0]
@@ -136,7 +134,7 @@ def test_what_was_not_seen_of_a_window_is_unknown() -> None:
 
 
 def exchange(*gaps_us: int, ended: bool = True) -> Exchange:
-    result = Exchange(0, 1)
+    result = Exchange(Planned(0, 0, "window", 0, 5, 1))
     result.gaps_us = array("i", gaps_us)
     result.end_ns = 1 if ended else None
     return result
@@ -172,8 +170,7 @@ def test_milliseconds_of_the_server_are_microseconds_of_the_row_and_milliseconds
 ) -> None:
     answered = exchange()
     answered.status, answered.queue_ms = "ok", told_ms
-    plan = Planned(0, 0, "window", 0, 5, 1)
-    rows = pa.Table.from_batches([batch([(plan, answered)], Clock(0, 0), 0, GapRecord(), ServerWords())])
+    rows = pa.Table.from_batches([batch([answered], Clock(0, 0), 0, GapRecord(), ServerWords())])
     assert rows["queue_us"].to_pylist() == [queue_us]
     (queue_ms,) = metrics.queue(rows)
     assert math.isnan(queue_ms) if queue_us is None else queue_ms == queue_us / 1000

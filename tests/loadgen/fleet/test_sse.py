@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.sse import EVENT_BYTES_LIMIT, EventReader
+from loadgen.traffic.schedule import Planned
 from tests.support.servers.lines import Line
 from tests.support.servers.mock_server import END, event, head, token, usage
 
@@ -248,7 +249,7 @@ def test_what_is_recorded_of_a_whole_answer() -> None:
 def test_the_time_in_the_queue_is_read_and_nothing_else_by_that_word_fails_an_answer(
     metrics: str, queue_ms: float | None
 ) -> None:
-    exchange = Exchange(0, 1)
+    exchange = Exchange(Planned(0, 0, "window", 0, 1, 1))
     usage = '"usage":{"prompt_tokens":5,"completion_tokens":1}'
     EventReader(exchange).feed(f'data: {{"choices":[],{usage},"metrics":{metrics}}}\n\n'.encode())
     assert (exchange.queue_ms, exchange.status) == (queue_ms, None)

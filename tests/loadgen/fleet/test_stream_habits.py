@@ -23,7 +23,7 @@ from conf.specs.experiment import Slo
 from loadgen.fleet import http_client, http_connection
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.rows import Clock, GapRecord, ServerWords, batch
-from loadgen.traffic.schedule import NS, Planned
+from loadgen.traffic.schedule import NS
 from tests.support.servers.lines import Line
 
 MS = 1_000_000
@@ -314,8 +314,9 @@ def answers(reads: Sequence[Read], monkeypatch: pytest.MonkeyPatch, count: int =
     async def main() -> Exchange:
         return exchange(reads, monkeypatch)
 
-    attempts = [(Planned(0, 0, "window", 0, PROMPT, TOKENS), asyncio.run(main()))] * count
-    made = pa.Table.from_batches([batch(attempts, Clock(0, 0), 0, GapRecord(), ServerWords())])
+    made = pa.Table.from_batches(
+        [batch([asyncio.run(main())] * count, Clock(0, 0), 0, GapRecord(), ServerWords())]
+    )
     return made.select(records.PROGRESS.names)
 
 

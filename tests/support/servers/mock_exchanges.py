@@ -7,6 +7,7 @@ from typing import Any
 
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import Client
+from loadgen.traffic.schedule import Planned
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.mock_server import MockServer
 from tests.support.servers.plans import client_plan
@@ -35,7 +36,7 @@ async def exchanges(url: str, count: int, **options: Any) -> list[Exchange]:
     client = Client(client_plan([url], **{"timeout_s": PATIENCE_S, **options}), done)
     for seq in range(count):
         ended.clear()
-        client.start(Exchange(seq, 3), BODY)
+        client.start(Exchange(Planned(seq, 0, "window", 0, 1, 3)), BODY)
         await asyncio.wait_for(ended.wait(), PATIENCE_S)
     client.cut_all("interrupted")
     return results
