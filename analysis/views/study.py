@@ -121,9 +121,11 @@ def _row(part: PartRow | MatrixCell | None, axes: Sequence[str], recorded: Seque
     ratio = ("", "")
     if cell and cell.ratio:
         ratio = "1" if cell.ratio.how == REFERENCE else span(cell.ratio.estimate), cell.ratio.how
-    result = f"valid (SIMULATED, {part.simulated})" if part.simulated else "valid"
+    simulated = f"SIMULATED, {part.simulated}" if part.simulated else ""
+    result = f"valid ({simulated})" if simulated else "valid"
     if part.exit_code:
-        result = f"open (exit {part.exit_code}): {part.reason}".removesuffix(": ")
+        how = ", ".join(filter(None, (f"exit {part.exit_code}", simulated)))
+        result = f"open ({how}): {part.reason}".removesuffix(": ")
     return *at, *capacity, label(part.binding) if part.binding else UNKNOWN, *ratio, seed, result
 
 

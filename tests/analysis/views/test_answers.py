@@ -14,9 +14,10 @@ from analysis.capacity.window_counts import in_window
 from analysis.capacity.window_table import token_rates, window
 from analysis.results.experiment_facts import describe
 from analysis.results.json_border import to_tree
-from analysis.results.verdicts import RunVerdict
+from analysis.results.verdicts import PartRow, RunVerdict, StudyVerdict
 from analysis.rows import metrics
-from analysis.views import answers, rates
+from analysis.stats.estimate import Estimate
+from analysis.views import answers, rates, study
 from analysis.views.shown import MOST_LETTERS, Answer, Link, Table, table_lines
 from conf import Experiment, load
 from tests.support.runs.golden import GOLDEN, sweep_json
@@ -102,6 +103,22 @@ def test_a_bound_alone_is_no_rate_to_plan_with() -> None:
     assert capacity
     headline = answers.brief(golden(capacity=replace(capacity, open_above=True))).headline
     assert headline.startswith("at least 2.48 QPS per node") and "to plan with" not in headline
+
+
+def test_an_open_part_says_so_and_that_it_is_simulated() -> None:
+    at_least = Estimate(4.0, 3.0, None)
+    open_ = PartRow(name="a", exit_code=6, reason="why", qps_per_node=at_least, simulated="joint")
+    parts = open_, replace(open_, name="b", simulated=""), replace(open_, name="c", exit_code=0)
+    names = tuple(part.name for part in parts)
+    of_study = StudyVerdict(
+        study="repeats", experiment=golden().experiment, names=names, parts=parts, exit_code=6
+    )
+    results = [row[-1] for row in study.table(of_study).rows]
+    assert results == [
+        "open (exit 6, SIMULATED, joint): why",
+        "open (exit 6): why",
+        "valid (SIMULATED, joint)",
+    ]
 
 
 def test_a_failed_check_stands_with_its_figures() -> None:
