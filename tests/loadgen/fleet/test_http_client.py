@@ -177,11 +177,11 @@ def test_the_next_address_of_a_host_is_tried(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_name_is_looked_up_once_and_again_when_the_service_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """During the load nobody is asked for an address: that would count as time to the first token."""
-    words: list[str] = []
+    hosts: list[str] = []
     known = {"server.test": "127.0.0.1"}
 
     def look_up(host: str, port: int, **_: Any) -> list[Any]:
-        words.append(host)
+        hosts.append(host)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known[host], port))]
 
     async def main() -> list[list[tuple[bytes, dict[str, Any]]]]:
@@ -213,7 +213,7 @@ def test_a_name_is_looked_up_once_and_again_when_the_service_moved(monkeypatch: 
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     first, second = asyncio.run(main())
-    assert words == ["server.test"] * 2
+    assert hosts == ["server.test"] * 2
     assert (len(first), len(second)) == (4, 1)
     assert all(b"\r\nHost: server.test:" in head for head, _ in [*first, *second])
 

@@ -107,10 +107,10 @@ def test_more_streams_than_the_proxy_takes_are_refused(
 def test_the_end_of_a_simulated_sweep_stores_the_joint_capacity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
 ) -> None:
-    words: list[str] = []
+    engine_kinds: list[str] = []
 
     def constants(experiment: Experiment, emit: Any) -> Estimate:
-        words.append(experiment.engine.kind)
+        engine_kinds.append(experiment.engine.kind)
         emit("constants", text="drawing")
         if interrupted:
             raise KeyboardInterrupt
@@ -121,7 +121,7 @@ def test_the_end_of_a_simulated_sweep_stores_the_joint_capacity(
     here = Site(lambda *_: (Start(8.0, 5.2), None), lambda *_: service(), constants)
     RunLifecycle(SearchCapacity(EXPERIMENT), folder, here, lambda *_, **__: None).measure()
     found = json.loads((folder.path / "sweep.json").read_text())["capacity"]
-    assert words == ["simulated"] and "drawing" in (folder.path / "events.jsonl").read_text()
+    assert engine_kinds == ["simulated"] and "drawing" in (folder.path / "events.jsonl").read_text()
     if interrupted:
         assert found["constants_unknown"] == "interrupted" and found["by_noise"] is None
         return

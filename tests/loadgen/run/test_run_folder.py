@@ -295,6 +295,14 @@ def ended(drive: Driver) -> None:
     drive.feed.target.end()
 
 
+def next_session(folder: RunFolder, replicas: frozenset[str] | None = None) -> Driver:
+    """The driver of the session that resumes a run."""
+    folder.close()
+    again = RunFolder(folder.path)
+    again.collect()
+    return driver(again, again.event, past(load_run(again.path)), replicas)
+
+
 @pytest.fixture
 def begun(tmp_path: Path) -> RunFolder:
     made = RunFolder.create(tmp_path, "run")
@@ -316,10 +324,7 @@ def nearby(outcome: MeasuredWindow) -> MeasuredWindow:
 
 def test_a_restored_search_has_the_posterior_it_had(begun: RunFolder) -> None:
     before = killed_after(begun, 4)
-    begun.close()
-    again = RunFolder(begun.path)
-    again.collect()
-    after = driver(again, again.event, past(load_run(begun.path)))
+    after = next_session(begun)
     # The kill took answers of the last window with it, so that one is measured again.
     before.windows.outcomes.pop()
     assert [nearby(outcome) for outcome in after.windows.outcomes] == [
@@ -331,10 +336,7 @@ def test_a_restored_search_has_the_posterior_it_had(begun: RunFolder) -> None:
 
 def test_finished_windows_stay_valid_although_the_service_was_deployed_anew(begun: RunFolder) -> None:
     killed_after(begun, 3)
-    begun.close()
-    again = RunFolder(begun.path)
-    again.collect()
-    after = driver(again, again.event, past(load_run(begun.path)), frozenset({"another"}))
+    after = next_session(begun, frozenset({"another"}))
     assert after.windows.outcomes and not any(outcome.void for outcome in after.windows.outcomes)
 
 
@@ -422,10 +424,7 @@ def test_a_window_that_felt_an_outage_stays_void_in_a_later_session(begun: RunFo
     with pytest.raises(Killed):
         sweep(drive)
     ended(drive)
-    begun.close()
-    again = RunFolder(begun.path)
-    again.collect()
+    after = next_session(begun)
     windows = past(load_run(begun.path)).windows
     assert [window.index for window in windows if window.evidence.lost_load_hosts] == [3]
-    after = driver(again, again.event, past(load_run(begun.path)))
     assert after.windows.outcomes[3].verdict.reason == "load_host_lost"

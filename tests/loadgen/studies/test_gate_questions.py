@@ -240,24 +240,26 @@ def test_every_question_is_answered_once_and_never_more_are_in_flight_than_allow
 
 
 def test_nothing_more_is_asked_once_enough_is_known() -> None:
-    words: list[int] = []
+    questions: list[int] = []
 
     def ask(question: int) -> int:
-        words.append(question)
+        questions.append(question)
         return question
 
     with asking(range(10_000), FAST, ask, lambda answer: answer >= 5) as is_over:
         until_over(is_over)
-    assert 5 in words
-    assert len(words) <= 6 + AT_ONCE
+    assert 5 in questions
+    assert len(questions) <= 6 + AT_ONCE
 
 
 def test_questions_come_at_their_pace_and_leaving_the_block_ends_them() -> None:
-    words: list[int] = []
+    questions: list[int] = []
     slow = Pace(load_qps=1.0, per_s=0.01, in_flight=AT_ONCE)
-    with asking(range(10), slow, lambda question: words.append(question) or 0, lambda _: False) as is_over:
+    with asking(
+        range(10), slow, lambda question: questions.append(question) or 0, lambda _: False
+    ) as is_over:
         assert not is_over()
-    assert len(words) <= 1
+    assert len(questions) <= 1
 
 
 def test_an_error_of_ours_ends_the_asking_and_is_raised() -> None:
