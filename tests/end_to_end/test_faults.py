@@ -36,7 +36,7 @@ from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Start, Stop, WindowPlan
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, until
-from tests.support.servers.mock_server import answer, head, serving, token
+from tests.support.servers.mock_server import answer, head, serving, sized, token
 from tests.support.virtual.virtual_fleet import HoldRate
 from tests.support.words.words import over
 
@@ -230,8 +230,7 @@ def test_a_killed_node_takes_its_load_actors_with_it(ray_alone: object, tmp_path
 
 def refusing(status: str) -> list[bytes | float | None]:
     """An error instead of an answer."""
-    text = b'{"error":"busy"}'
-    return [f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text]
+    return [sized(b'{"error":"busy"}', status)]
 
 
 @pytest.mark.slow

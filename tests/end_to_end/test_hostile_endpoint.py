@@ -36,6 +36,7 @@ from loadgen.run.endpoint import TargetError, models_of
 from loadgen.run.samplers import Scraper
 from loadgen.traffic.schedule import Planned
 from tests.support.servers.hostile_server import HostileServer, Script, endlessly, key_in
+from tests.support.servers.mock_server import chunk, event, head, sized, token
 from tests.support.servers.plans import client_plan
 
 KEY = "sk-Hostile/Key+0123=="
@@ -47,13 +48,8 @@ SOCKET_BYTES = 4 * 2**20
 """Bytes beside those that were read: in the buffers of up to four connections, and in the reader's own."""
 BOUNDS = {"models": MOST_BYTES, "warm": MOST_BYTES, "told": 4 * MOST_BYTES, "client": 2**21}
 OK_HEAD = b"HTTP/1.1 200 OK\r\n"
-CHUNKED = OK_HEAD + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = head()
 MUCH = b"a" * 2**16
-
-
-def whole(body: bytes, status: str = "200 OK", *lines: bytes) -> bytes:
-    head = [f"HTTP/1.1 {status}".encode(), *lines, b"Content-Length: %d" % len(body)]
-    return b"\r\n".join([*head, b"", body])
 
 
 def plays(*pieces: bytes | float) -> Script:
@@ -64,19 +60,11 @@ def goes_on(begin: bytes, piece: bytes, pause_s: float = 0.0) -> Script:
     return lambda _: chain([begin], endlessly(piece, pause_s))
 
 
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)
-
-
-def event(tree: str) -> bytes:
-    return chunk(b"data: " + tree.encode() + b"\n\n")
-
-
 def model(card: str) -> Script:
-    return plays(whole(b'{"data":[%s]}' % card.encode()))
+    return plays(sized(b'{"data":[%s]}' % card.encode()))
 
 
-TOKEN = event('{"choices":[{"index":0,"text":" a","finish_reason":null}]}')
+TOKEN = token()
 SLOW: dict[str, Script] = {
     "nothing at all": plays(60.0),
     "a status line in drops": goes_on(b"HTTP/1.1 200 ", b"O", 0.01),
@@ -100,32 +88,32 @@ ENDLESS: dict[str, Script] = {
     "endless comments": goes_on(CHUNKED, chunk(b": keep\n\n" * 1000)),
     "endless empty events": goes_on(CHUNKED, chunk(b"data: \n\n" * 1000)),
     "endless samples": goes_on(OK_HEAD + b"\r\n", b"vllm:num_requests_running 1\n" * 1000),
-    "a bomb": plays(whole(gzip.compress(b"a" * 2**24), "200 OK", b"Content-Encoding: gzip")),
-    "a packed stream": plays(whole(gzip.compress(TOKEN), "200 OK", b"Content-Encoding: GZIP")),
+    "a bomb": plays(sized(gzip.compress(b"a" * 2**24), "200 OK", "Content-Encoding: gzip")),
+    "a packed stream": plays(sized(gzip.compress(TOKEN), "200 OK", "Content-Encoding: GZIP")),
 }
 WRONG: dict[str, Script] = {
     "a header of 10 MB": plays(OK_HEAD + b"X-A: " + b"a" * 10**7 + b"\r\nContent-Length: 0\r\n\r\n"),
     "a replica of 10 MB": plays(OK_HEAD + b"X-Replica-Id: " + b"a" * 10**7 + b"\r\n\r\n"),
     "ten thousand headers": plays(OK_HEAD + b"X-A: a\r\n" * 10_000 + b"\r\n"),
-    "deep objects": plays(whole(b'{"data":' * 10**5)),
+    "deep objects": plays(sized(b'{"data":' * 10**5)),
     "a deep card": model('{"a":' * 50 + "1" + "}" * 50),
     "a deeper card": model('{"a":' * 900 + "1" + "}" * 900),
-    "a deep event": plays(CHUNKED + TOKEN + event("[" * 10**5) + chunk(b"data: [DONE]\n\n")[:-3]),
+    "a deep event": plays(CHUNKED + TOKEN + event(b"[" * 10**5) + event(b"[DONE]")[:-3]),
     "a huge number": model('{"max_model_len":' + "9" * 10_000 + "}"),
-    "a huge usage": plays(CHUNKED + TOKEN + event('{"usage":{"completion_tokens":' + "9" * 50 + "}}")),
-    "a huge sample": plays(whole(b"vllm:num_requests_running 1e400\n")),
-    "an object as models": plays(whole(b'{"data":{"id":"m"}}')),
+    "a huge usage": plays(CHUNKED + TOKEN + event({"usage": {"completion_tokens": 10**50 - 1}})),
+    "a huge sample": plays(sized(b"vllm:num_requests_running 1e400\n")),
+    "an object as models": plays(sized(b'{"data":{"id":"m"}}')),
     "numbers as models": model("1,2"),
-    "nothing": plays(whole(b"")),
+    "nothing": plays(sized(b"")),
     "half of a letter": model(r'{"id":"\ud800"}'),
     "half of a letter as a name": model(r'{"\udfff":1}'),
-    "no UTF-8": plays(whole(b'{"data":[{"id":"\xff\xfe"}]}')),
-    "bytes": plays(whole(bytes(range(256)) * 8)),
-    "206": plays(whole(b"{}", "206 Partial Content", b"Content-Range: bytes 0-1/9")),
+    "no UTF-8": plays(sized(b'{"data":[{"id":"\xff\xfe"}]}')),
+    "bytes": plays(sized(bytes(range(256)) * 8)),
+    "206": plays(sized(b"{}", "206 Partial Content", "Content-Range: bytes 0-1/9")),
     "101": plays(b"HTTP/1.1 101 Switching\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n" + b"\0" * 99),
     "a status of four digits": plays(b"HTTP/1.1 2000 OK\r\nContent-Length: 0\r\n\r\n"),
-    "status 999": plays(whole(b"", "999 No")),
-    "a status that is none": plays(whole(b"", "abc No")),
+    "status 999": plays(sized(b"", "999 No")),
+    "a status that is none": plays(sized(b"", "abc No")),
     "HTTP/0.9": plays(b'{"data":[]}'),
     "another protocol": plays(b"SSH-2.0-OpenSSH_9.9\r\n"),
     "a negative length": plays(OK_HEAD + b"Content-Length: -5\r\n\r\n[1]"),
@@ -140,18 +128,18 @@ WRONG: dict[str, Script] = {
     "closed before the body": plays(OK_HEAD + b"Content-Length: 9\r\n\r\n"),
     "closed in the body": plays(OK_HEAD + b'Content-Length: 99\r\n\r\n{"data":[]}'),
     "closed in a chunk": plays(CHUNKED + b'ff\r\n{"data":[]}'),
-    "control letters in the status": plays(whole(b"", "500 \x1b[2J\x07 \x9b1m")),
-    "control letters in an error": plays(whole(b"\x1b]0;mine\x07\r\n\x00\x85\xc2\x9b", "400 Bad")),
-    "control letters in headers": plays(whole(b"", "503 No", b"X-Replica-Id: r\x1b[31m", b"X-\x1b: a")),
-    "control letters in an encoding": plays(whole(b"", "200 OK", b"Content-Encoding: \x1b[2J")),
-    "control letters in a card": plays(whole(b'{"data":["\x1b"]}')),
+    "control letters in the status": plays(sized(b"", "500 \x1b[2J\x07 \x9b1m")),
+    "control letters in an error": plays(sized(b"\x1b]0;mine\x07\r\n\x00\x85\xc2\x9b", "400 Bad")),
+    "control letters in headers": plays(sized(b"", "503 No", "X-Replica-Id: r\x1b[31m", "X-\x1b: a")),
+    "control letters in an encoding": plays(sized(b"", "200 OK", "Content-Encoding: \x1b[2J")),
+    "control letters in a card": plays(sized(b'{"data":["\x1b"]}')),
 }
 
 
 def repeats(body: Callable[[str], str], status: str = "401 No", *lines: Callable[[str], str]) -> Script:
     def script(head: bytes) -> Iterator[bytes]:
         key = key_in(head).decode()
-        yield whole(body(key).encode(), status, *(line(key).encode() for line in lines))
+        yield sized(body(key).encode(), status, *(line(key) for line in lines))
 
     return script
 
@@ -166,16 +154,16 @@ def spread(head: bytes) -> Iterator[bytes | float]:
 
 def in_band(head: bytes) -> Iterator[bytes]:
     key = key_in(head).decode()
-    yield CHUNKED + TOKEN + event(json.dumps({"error": {"message": "x" * 170 + key}}))
+    yield CHUNKED + TOKEN + event({"error": {"message": "x" * 170 + key}})
 
 
 def in_the_finish(head: bytes) -> Iterator[bytes]:
     key = key_in(head).decode()
-    yield CHUNKED + event(json.dumps({"choices": [{"text": "a", "finish_reason": "x" * 190 + key}]}))
+    yield CHUNKED + event({"choices": [{"text": "a", "finish_reason": "x" * 190 + key}]})
 
 
 def in_a_bad_event(head: bytes) -> Iterator[bytes]:
-    yield CHUNKED + event('{"x": "' + "y" * 180 + key_in(head).decode())
+    yield CHUNKED + event(b'{"x": "' + b"y" * 180 + key_in(head))
 
 
 ECHOES: dict[str, Script] = {
@@ -218,12 +206,10 @@ LOCATIONS = {
 
 
 def redirect(status: int, where: str, elsewhere: str) -> Script:
-    lines = (
-        [f"Location: {LOCATIONS[where].format(elsewhere=elsewhere)}".encode()] if where in LOCATIONS else []
-    )
+    lines = [f"Location: {LOCATIONS[where].format(elsewhere=elsewhere)}"] if where in LOCATIONS else []
     phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else "Odd"
     body = b'{"data":[{"id":"m"}]}data: [DONE]\n\nvllm:num_requests_running 1\n'
-    return plays(whole(body, f"{status} {phrase}", *lines))
+    return plays(sized(body, f"{status} {phrase}", *lines))
 
 
 def scripts(elsewhere: str) -> dict[str, Script]:
@@ -345,7 +331,7 @@ def meeting(names: Sequence[str], folder: Path, deadline_s: float) -> Met:
     """All doors and cases at once, so that the slow ones are waited for together."""
     asking = {"models": asks_models, "warm": warms, "told": is_told}
     outcomes: dict[str, dict[str, Outcome]] = {}
-    with pytest.MonkeyPatch.context() as patch, HostileServer({"any": plays(whole(b"{}"))}) as thief:
+    with pytest.MonkeyPatch.context() as patch, HostileServer({"any": plays(sized(b"{}"))}) as thief:
         patch.setattr(socket.socket, "connect", connected)
         patch.setattr(service_reports, "TIMEOUT_S", deadline_s)
         patch.setattr(warmup, "LAST_S", deadline_s)
@@ -406,7 +392,7 @@ def test_no_recovery_believes_it(name: str) -> None:
     from loadgen.run.jobs import Service
 
     words = ["engine=external", "target.urls=[http://127.0.0.1:1]", "workload=smoke"]
-    with HostileServer({"any": plays(whole(b"{}"))}) as thief:
+    with HostileServer({"any": plays(sized(b"{}"))}) as thief:
         with HostileServer(scripts(thief.url.removeprefix("http://"))) as server:
             url = server.address("recovery", name)
             experiment = load(words)

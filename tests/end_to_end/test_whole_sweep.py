@@ -22,7 +22,7 @@ from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, START_S, until
 from tests.support.runs.run_folders import check_folder
 from tests.support.servers.certificates import self_signed, server_tls
-from tests.support.servers.mock_server import Script, head, serving
+from tests.support.servers.mock_server import Script, chunk, head, serving
 
 ROOT = Path(__file__).parents[2]
 
@@ -169,7 +169,7 @@ def packed(events: list[bytes]) -> list[bytes | float | None]:
     pieces: list[bytes | float | None] = []
     for event in events:
         piece = pack.compress(b"data: " + event + b"\n\n") + pack.flush(zlib.Z_SYNC_FLUSH)
-        pieces += [b"%x\r\n%s\r\n" % (len(piece), piece), 0.02]
+        pieces += [chunk(piece), 0.02]
     return [*pieces, b"0\r\n\r\n"]
 
 

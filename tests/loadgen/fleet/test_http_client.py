@@ -35,7 +35,7 @@ from loadgen.traffic.schedule import Planned
 from tests.support.machine.patience import PATIENCE_NS, PATIENCE_S
 from tests.support.servers.certificates import self_signed, server_tls
 from tests.support.servers.mock_exchanges import BODY, exchanges, run
-from tests.support.servers.mock_server import END, MockServer, answer, event, head, token, usage
+from tests.support.servers.mock_server import END, MockServer, answer, chunk, event, head, sized, token, usage
 from tests.support.servers.plans import client_plan
 
 
@@ -439,19 +439,9 @@ def test_a_connection_that_was_idle_for_too_long_is_not_used_again(
     assert asyncio.run(opened()) == connections
 
 
-GZIP = "Content-Encoding: gzip\r\n"
+GZIP = "Content-Encoding: gzip"
 KEY = "sk-hush-hush"
 BARREN_BYTES = 2**16
-
-
-def closed(status: str, body: bytes, *lines: str) -> list[Any]:
-    """A whole answer with its length."""
-    length = f"Content-Length: {len(body)}"
-    return ["\r\n".join([f"HTTP/1.1 {status}", *lines, length, "", ""]).encode() + body]
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def packed_comments(size: int, pieces: int) -> list[bytes]:
@@ -461,7 +451,7 @@ def packed_comments(size: int, pieces: int) -> list[bytes]:
 
 
 def moved(where: str) -> list[Any]:
-    return closed("308 Permanent Redirect", b"", f"Location: {where}")
+    return [sized(b"", "308 Permanent Redirect", f"Location: {where}")]
 
 
 FAILED: dict[str, tuple[list[Any], str, str]] = {
@@ -469,23 +459,23 @@ FAILED: dict[str, tuple[list[Any], str, str]] = {
     "a relative redirect": (moved("/v2"), "308", "it redirects, which is not followed; "),
     "a redirect with the key": (moved(f"https://gw/?key={KEY}"), "308", "https://gw/?key=[api key]"),
     "a redirect that never ends": (moved("https://gw/" + "a" * 5000), "308", "https://gw/aaa"),
-    "a redirect to nowhere": (closed("302 Found", b""), "302", "without saying where"),
-    "brotli": (closed("200 OK", b"\x8b", "Content-Encoding: br"), "content_encoding", "br cannot be read"),
+    "a redirect to nowhere": ([sized(b"", "302 Found")], "302", "without saying where"),
+    "brotli": ([sized(b"\x8b", "200 OK", "Content-Encoding: br")], "content_encoding", "br cannot be read"),
     "an encoding with the key": (
-        closed("200 OK", b"x", f"Content-Encoding: {KEY}"),
+        [sized(b"x", "200 OK", f"Content-Encoding: {KEY}")],
         *("content_encoding", "[api key] cannot be read"),
     ),
-    "no gzip": (closed("200 OK", b"plain text", GZIP.strip()), "content_encoding", "damaged"),
+    "no gzip": ([sized(b"plain text", "200 OK", GZIP)], "content_encoding", "damaged"),
     "a bomb": (
-        closed("200 OK", gzip.compress(b"a" * (UNPACKED_BYTES_LIMIT + 1)), GZIP.strip()),
+        [sized(gzip.compress(b"a" * (UNPACKED_BYTES_LIMIT + 1)), "200 OK", GZIP)],
         *("content_encoding", "longer than"),
     ),
     "a small bomb": (
-        [head(extra=GZIP), *[chunk(packed) for packed in packed_comments(BARREN_BYTES // 3, 4)], 600.0],
+        [head(extra=f"{GZIP}\r\n"), *map(chunk, packed_comments(BARREN_BYTES // 3, 4)), 600.0],
         *("endless", "without a token"),
     ),
-    "a packed error": (closed("429 Slow", gzip.compress(b"quota of 5"), GZIP.strip()), "429", "quota of 5"),
-    "an error that cannot be read": (closed("403 No", b"\x8b", "Content-Encoding: zstd"), "403", "zstd"),
+    "a packed error": ([sized(gzip.compress(b"quota of 5"), "429 Slow", GZIP)], "429", "quota of 5"),
+    "an error that cannot be read": ([sized(b"\x8b", "403 No", "Content-Encoding: zstd")], "403", "zstd"),
     "no usage": (
         [head(), token(), token(), LAST, END],
         *("no_usage", "nothing counts its tokens; the server must honour stream_options.include_usage"),
@@ -517,7 +507,7 @@ def test_a_compressed_answer_is_read_and_its_connection_kept() -> None:
     packed = gzip.compress(events + b"data: [DONE]\n\n")
 
     async def main() -> tuple[list[Exchange], MockServer]:
-        async with MockServer(lambda _: closed("200 OK", packed, GZIP.strip())) as server:
+        async with MockServer(lambda _: [sized(packed, "200 OK", GZIP)]) as server:
             return await exchanges(server.url, 2), server
 
     ended, server = asyncio.run(main())

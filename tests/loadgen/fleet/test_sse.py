@@ -13,7 +13,7 @@ from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.sse import EVENT_BYTES_LIMIT, EventReader
 from loadgen.traffic.schedule import Planned
 from tests.support.servers.lines import Line
-from tests.support.servers.mock_server import END, event, head, token, usage
+from tests.support.servers.mock_server import END, chunk, event, head, sized, token, usage
 
 STATUSES = {"ok", "http_error", "truncated", "timeout", "conn_error"}
 
@@ -74,7 +74,7 @@ def sse(*messages: Any, newline: str = "\n", spaced: bool = False) -> bytes:
 
 
 def chunks(*bodies: bytes) -> bytes:
-    return b"".join(b"%x\r\n%s\r\n" % (len(body), body) for body in bodies) + b"0\r\n\r\n"
+    return b"".join(map(chunk, bodies)) + b"0\r\n\r\n"
 
 
 def zipped(wbits: int) -> list[bytes]:
@@ -90,8 +90,7 @@ BARE = [{"choices": [{"index": 0, "text": " a"}]}] * 2 + [
     {"choices": [{"index": 0, "text": " b", "finish_reason": "length"}]}
 ]
 ANSWER = sse(*BARE, counts())
-PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s"
-WHOLE = PLAIN % (len(ANSWER), ANSWER)
+WHOLE = sized(ANSWER)
 ERROR = '{"error":{"message":"überlastet"}}'.encode()
 STREAMS: dict[str, tuple[bytes, str, str | None, int]] = {
     "completions": (
@@ -140,14 +139,9 @@ STREAMS: dict[str, tuple[bytes, str, str | None, int]] = {
         b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + WHOLE,
         *("ok", None, 3),
     ),
-    "not streamed": (
-        PLAIN % (len(json.dumps(counts())), json.dumps(counts()).encode()),
-        "truncated",
-        "not_a_stream",
-        0,
-    ),
+    "not streamed": (sized(json.dumps(counts()).encode()), "truncated", "not_a_stream", 0),
     "a page with empty lines": (
-        PLAIN % (42, b"<html>\r\n\r\n<body>Log in\r\n\r\n</body>\r\n</html>"),
+        sized(b"<html>\r\n\r\n<body>Log in\r\n\r\n</body>\r\n</html>"),
         *("truncated", "not_a_stream", 0),
     ),
     "an error of the old form": (
@@ -179,10 +173,7 @@ STREAMS: dict[str, tuple[bytes, str, str | None, int]] = {
         *("truncated", "no_token", 0),
     ),
     "half a chunk": (head() + token() + token()[:-9], "truncated", "connection_lost", 1),
-    "503": (
-        b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n%s" % (len(ERROR), ERROR),
-        *("http_error", "503", 0),
-    ),
+    "503": (sized(ERROR, "503 Service Unavailable"), "http_error", "503", 0),
     "500 until closed": (b"HTTP/1.1 500 Oh\r\nConnection: close\r\n\r\n" + ERROR, "http_error", "500", 0),
     "201": (head("201 Created") + chunks(ANSWER), "ok", None, 3),
     "gzip": (head(extra="Content-Encoding: gzip\r\n") + chunks(*zipped(31)), "ok", None, 3),
@@ -256,10 +247,6 @@ def test_the_time_in_the_queue_is_read_and_nothing_else_by_that_word_fails_an_an
     assert exchange.usage == {"prompt_tokens": 5, "completion_tokens": 1}
 
 
-def plain(status: bytes, body: bytes) -> bytes:
-    return PLAIN.replace(b"200", status) % (len(body), body)
-
-
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -268,11 +255,11 @@ def plain(status: bytes, body: bytes) -> bytes:
         (STREAMS["an error of the old form"][0], "unexpected token 200002"),
         (STREAMS["an error that is only a detail"][0], "no such model"),
         (STREAMS["a page with empty lines"][0], "<html> <body>Log in </body> </html>"),
-        (plain(b"200", b'{"object":"error","message":"busy","code":503}'), "busy"),
-        (plain(b"422", b'{"detail":[{"loc":["body"]}]}'), '[{"loc": ["body"]}]'),
-        (plain(b"400", b'{"detail":"\\ud800 \\u001b no"}'), "no"),
-        (plain(b"500", b"not { JSON"), "not { JSON"),
-        (plain(b"500", b"[" * 50_000), f"{'[' * 200} ..."),
+        (sized(b'{"object":"error","message":"busy","code":503}'), "busy"),
+        (sized(b'{"detail":[{"loc":["body"]}]}', "422"), '[{"loc": ["body"]}]'),
+        (sized(b'{"detail":"\\ud800 \\u001b no"}', "400"), "no"),
+        (sized(b"not { JSON", "500"), "not { JSON"),
+        (sized(b"[" * 50_000, "500"), f"{'[' * 200} ..."),
     ],
 )
 def test_the_words_of_an_error_are_kept_in_whatever_form_they_come(answer: bytes, words: str) -> None:

@@ -14,11 +14,20 @@ Script = Callable[[dict[str, Any]], list[bytes | float | None]]
 """From the request body to what is written: bytes, a pause in seconds, or None to drop the connection."""
 
 
+def sized(body: bytes, status: str = "200 OK", *lines: str) -> bytes:
+    """A whole answer of HTTP with its length."""
+    head = [f"HTTP/1.1 {status}", *lines, f"Content-Length: {len(body)}", "", ""]
+    return "\r\n".join(head).encode() + body
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
 def event(payload: Any) -> bytes:
     """One SSE event as a chunk of HTTP."""
     data = payload if isinstance(payload, bytes) else json.dumps(payload, separators=(",", ":")).encode()
-    body = b"data: " + data + b"\n\n"
-    return b"%x\r\n%s\r\n" % (len(body), body)
+    return chunk(b"data: " + data + b"\n\n")
 
 
 def head(status: str = "200 OK", extra: str = "") -> bytes:
@@ -89,8 +98,7 @@ class MockServer:
         if request.startswith(b"GET "):
             result = request.startswith(b"GET /v1/models ")
             text = b'{"object":"list","data":[{"id":"m"}]}' if result else b""
-            status = b"200 OK" if result else b"404 Not Found"
-            writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text))
+            writer.write(sized(text, "200 OK" if result else "404 Not Found"))
             return True
         length = next(line for line in request.split(b"\r\n") if line.lower().startswith(b"content-length"))
         body = json.loads(await reader.readexactly(int(length.split(b":")[1])))
