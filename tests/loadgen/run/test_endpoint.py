@@ -128,13 +128,7 @@ def test_several_models_and_a_name_that_is_not_served_are_refused_with_the_names
 
 
 def test_the_cells_of_a_grid_share_one_look_at_the_list() -> None:
-    looks: list[object] = []
-
-    def listed(*_: object) -> Any:
-        looks.append(1)
-        return reply({"data": [{"id": "a"}]})
-
-    with serving(listed) as url:
+    with server(reply({"data": [{"id": "a"}]})) as (url, looks):
         for rate_qps in (1, 2):
             result = with_served_model(load([*spelled([url]), f"rate_qps={rate_qps}"]), is_named=False)
             assert result.model.served_name == "a"
