@@ -41,10 +41,6 @@ class LossRecovery:
     whole_ns: int = 0
     first_window: int = 0
 
-    def is_first_window(self) -> bool:
-        """True if no window was loaded since this session began or the service came back."""
-        return self.first_window == len(self.windows.outcomes)
-
     def answerable(self, index: int) -> pa.Table:
         """Rows of a window and its neighbours that speak for or against the service.
 

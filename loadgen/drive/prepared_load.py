@@ -32,7 +32,8 @@ def load_prepared(
     driver.settle(plan)
     if plan.kind != "ramp" and driver.plan.workload.wants_hits:
         warm_caches(driver, plan)
-    if driver.loss.is_first_window():
+    # No window was loaded since this session began or the service came back.
+    if driver.loss.first_window == len(driver.windows.outcomes):
         first_qps = profile.first_qps / driver.plan.nodes if profile else plan.rate_qps
         plan = after_break(driver, plan, first_qps)
     driver.load(plan, may_abort, profile)

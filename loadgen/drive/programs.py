@@ -174,7 +174,8 @@ def offer_load(driver: Driver, experiment: Experiment) -> None:
     if experiment.rate_qps or experiment.profile_qps:
         window_s, profile, qps_per_node = _probe_s(experiment), None, experiment.rate_qps
         if experiment.profile_qps:
-            profile = Profile.from_points(experiment.profile_qps, experiment.cluster.nodes)
+            seconds, qps = zip(*experiment.profile_qps, strict=True)
+            profile = Profile(seconds, [rate * experiment.cluster.nodes for rate in qps])
             qps_per_node = profile.mean_qps(window_s) / driver.plan.nodes
         assert qps_per_node is not None
         offer_rate(driver, qps_per_node, window_s, transition_s(window_s), profile)

@@ -1,7 +1,7 @@
 """Makes request rows from plans and exchanges, column by column: rows would cost a tenth of a request."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -81,6 +81,8 @@ COLUMNS = {
     name: {"session_id": "session"}.get(name, name.removeprefix("requested_")) for name in records.PLAN.names
 }
 """Columns of a request's row that its plan says, and their names in `Planned` and in a schedule."""
+Words = Mapping[str, BoundedWords]
+"""Words in the servers' answers so far, by column."""
 LAST_TURN = 2**15 - 1
 """A record has 16 bits for the turn; whatever comes later counts as this one."""
 
@@ -122,16 +124,8 @@ def plan_columns(plans: Sequence[Planned]) -> dict[str, Any]:
     return {name: pa.array(values, records.SHARD.field(name).type) for name, values in columns.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class ServerWords:
-    """Words in the servers' answers so far, by column."""
-
-    finish_reason: BoundedWords = field(default_factory=BoundedWords)
-    replica_id: BoundedWords = field(default_factory=BoundedWords)
-
-
 def batch(
-    ends: Sequence[Exchange], clock: Clock, client_id: int, gaps: GapRecord, words: ServerWords
+    ends: Sequence[Exchange], clock: Clock, client_id: int, gaps: GapRecord, words: Words
 ) -> pa.RecordBatch:
     """Rows of schema `SHARD` for requests that ended, or are in flight (`pending`)."""
     plans = [exchange.plan for exchange in ends]
@@ -150,8 +144,8 @@ def batch(
         "error_kind": [exchange.error_kind for exchange in ends],
         "error": [exchange.error for exchange in ends],
         "http_status": [exchange.http_status for exchange in ends],
-        "finish_reason": [words.finish_reason.kept(exchange.finish_reason) for exchange in ends],
-        "replica_id": [words.replica_id.kept(exchange.replica_id) for exchange in ends],
+        "finish_reason": [words["finish_reason"].kept(exchange.finish_reason) for exchange in ends],
+        "replica_id": [words["replica_id"].kept(exchange.replica_id) for exchange in ends],
         "scheduled_at": ((due_ns / clock.scale).astype(np.int64) + clock.wall_ns) // 1000,
         "prompt_tokens": [(exchange.usage or {}).get("prompt_tokens") for exchange in ends],
         "cached_tokens": [(exchange.usage or {}).get("cached_tokens") for exchange in ends],

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.rows import records
+from analysis.rows.parquet import BoundedWords
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import ClientPlan
-from loadgen.fleet.rows import Clock, GapRecord, ServerWords, batch
+from loadgen.fleet.rows import Clock, GapRecord, Words, batch
 from loadgen.traffic.schedule import NS, Planned
 
 FULL_DISK_S = 5.0
@@ -40,13 +42,14 @@ class RequestLog:
         self._gaps = GapRecord.from_bounds(experiment.slo, experiment.fleet.record_itl)
         self._patience_s = FULL_DISK_S / min(1.0, experiment.time_scale)
         self._full_since: float | None = None
-        self._words = ServerWords()
+        self._words: Words = defaultdict(BoundedWords)
         self._completed: list[Exchange] = []
         self._unreported: list[pa.RecordBatch] = []
         self._samples: list[dict[str, Any]] = []
         self._reported = 0, 0
         # The first conversions import what pyarrow loads lazily: now, not in the middle of a run.
-        batch([Exchange(Planned(0, 0, "warmup", 0, 1, 1))], Clock(0, 0), client_id, self._gaps, ServerWords())
+        first = Exchange(Planned(0, 0, "warmup", 0, 1, 1))
+        batch([first], Clock(0, 0), client_id, self._gaps, self._words)
         pa.RecordBatch.from_pylist([{"at": 0}], schema=records.CLIENTS)
 
     def start(self, clock: Clock) -> None:

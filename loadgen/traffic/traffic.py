@@ -51,11 +51,6 @@ class Profile:
         self._rate = np.concatenate([rate[:1], rate])
         self._slope = np.concatenate([[0.0], slope, [0.0]])
 
-    @classmethod
-    def from_points(cls, points: Sequence[Sequence[float]], nodes: int) -> "Profile":
-        """The profile of `nodes` nodes from points [seconds, QPS per node]."""
-        return cls([second for second, _ in points], [qps * nodes for _, qps in points])
-
     def expected(self, at_s: Floats | float) -> Floats:
         """Requests expected between the first point and `at_s`; negative before it."""
         piece = np.searchsorted(self._from_s[1:], at_s, side="right")

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import time
+from collections import defaultdict
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from analysis import load_run
 from analysis.rows import metrics, records
+from analysis.rows.parquet import BoundedWords
 from conf import Experiment, load
 from loadgen.drive import programs
 from loadgen.drive.driver import Driver
@@ -21,7 +23,7 @@ from loadgen.drive.prepared_load import load_prepared
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.process import ClockOffset, whose_clock
-from loadgen.fleet.rows import Clock, GapRecord, ServerWords, batch, plan_table
+from loadgen.fleet.rows import Clock, GapRecord, batch, plan_table
 from loadgen.fleet.target import FleetError
 from loadgen.fleet.worker import Worker
 from loadgen.fleet.worker_log import HealthSampler
@@ -121,7 +123,7 @@ def test_the_runs_clock_and_the_real_one_are_both_in_the_row() -> None:
     seen.engine = {"first_token_us": 70_000, "last_token_us": 113_000}
     seen.gaps_us.append(10_000)
     assert clock.run_ns(clock.monotonic_ns(plan.due_ns)) == plan.due_ns
-    rows = batch([seen], clock, 0, gaps=GapRecord(), words=ServerWords())
+    rows = batch([seen], clock, 0, gaps=GapRecord(), words=defaultdict(BoundedWords))
     (row,) = rows.to_pylist()
     offsets_ms = [row[f"{name}_offset_ns"] / MS for name in ("send", "first_token", "last_token", "end")]
     assert offsets_ms == [5, 100, 150, 155]

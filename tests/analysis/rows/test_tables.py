@@ -1,5 +1,6 @@
 """analysis.rows.parquet and records: tables of any length, streams cut short by a kill, bounded words."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from analysis.rows.records import CLIENTS, SERVER, read_stream
 from conf.specs.experiment import Slo
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
-from loadgen.fleet.rows import Clock, GapRecord, ServerWords, batch
+from loadgen.fleet.rows import Clock, GapRecord, batch
 from loadgen.run.run_folder import RunFolder
 from loadgen.traffic.schedule import PHASES, ArrivalSchedule, Planned
 
@@ -223,7 +224,7 @@ def naming(count: int, first: int = 0) -> pa.RecordBatch:
         exchange = Exchange(plan, sent_ns=0, first_token_ns=1, last_token_ns=1, end_ns=2, status="ok")
         exchange.replica_id, exchange.finish_reason = f"r{seq}", f"because {seq}"
         flights.append(exchange)
-    return batch(flights, Clock(0, 0), 0, gaps=GapRecord(), words=ServerWords())
+    return batch(flights, Clock(0, 0), 0, gaps=GapRecord(), words=defaultdict(BoundedWords))
 
 
 def plan(folder: RunFolder, count: int) -> None:

@@ -184,7 +184,7 @@ def cluster(shared_session: SharedSession) -> Iterator[tuple[session.Session, An
 def choose(driver: Driver) -> WindowPlan | Stop:
     """A sound window, long ones until the fault is noticed, and one more when the service is back."""
     number, loss = len(driver.windows.outcomes), driver.loss
-    if number > MOST_WINDOWS or (loss.recoveries and not loss.is_first_window()):
+    if number > MOST_WINDOWS or (loss.recoveries and loss.first_window < len(loss.windows.outcomes)):
         return Stop("budget", "enough was seen")
     window_s = 3.0 if number < STRUCK or loss.recoveries else 20.0
     return WindowPlan(number, "window", 7.0, 1.0, window_s, False, "a rate that three nodes serve")

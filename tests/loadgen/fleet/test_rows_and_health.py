@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from array import array
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 
 from analysis.capacity.window_counts import NS, Window
 from analysis.rows import metrics, records
+from analysis.rows.parquet import BoundedWords
 from analysis.rows.records import CLIENTS
 from conf.specs.bounds import Slo
 from loadgen.drive.load_feed import health_of
@@ -27,7 +29,7 @@ from loadgen.fleet import process, worker_log
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.process import NO_LIMIT, SPARE_FILES, Limits, WatchedProcess
-from loadgen.fleet.rows import Clock, GapRecord, ServerWords, batch
+from loadgen.fleet.rows import Clock, GapRecord, batch
 from loadgen.fleet.worker_log import HealthSampler, RequestLog
 from loadgen.traffic.schedule import Planned
 from tests.support.machine.patience import PATIENCE_S
@@ -170,7 +172,7 @@ def test_milliseconds_of_the_server_are_microseconds_of_the_row_and_milliseconds
 ) -> None:
     answered = exchange()
     answered.status, answered.queue_ms = "ok", told_ms
-    rows = pa.Table.from_batches([batch([answered], Clock(0, 0), 0, GapRecord(), ServerWords())])
+    rows = pa.Table.from_batches([batch([answered], Clock(0, 0), 0, GapRecord(), defaultdict(BoundedWords))])
     assert rows["queue_us"].to_pylist() == [queue_us]
     (queue_ms,) = metrics.queue(rows)
     assert math.isnan(queue_ms) if queue_us is None else queue_ms == queue_us / 1000

@@ -7,6 +7,7 @@ Reads arrive at instants of a clock that the test sets. The engine of every habi
 import asyncio
 import json
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from types import SimpleNamespace
@@ -18,11 +19,12 @@ import pytest
 from analysis.capacity.checks import judge_window
 from analysis.capacity.window_counts import Window
 from analysis.rows import metrics, records
+from analysis.rows.parquet import BoundedWords
 from analysis.stats.quantiles import quantile
 from conf.specs.experiment import Slo
 from loadgen.fleet import http_client, http_connection
 from loadgen.fleet.exchange import Exchange
-from loadgen.fleet.rows import Clock, GapRecord, ServerWords, batch
+from loadgen.fleet.rows import Clock, GapRecord, batch
 from loadgen.traffic.schedule import NS
 from tests.support.servers.lines import Line
 
@@ -315,7 +317,7 @@ def answers(reads: Sequence[Read], monkeypatch: pytest.MonkeyPatch, count: int =
         return exchange(reads, monkeypatch)
 
     made = pa.Table.from_batches(
-        [batch([asyncio.run(main())] * count, Clock(0, 0), 0, GapRecord(), ServerWords())]
+        [batch([asyncio.run(main())] * count, Clock(0, 0), 0, GapRecord(), defaultdict(BoundedWords))]
     )
     return made.select(records.PROGRESS.names)
 

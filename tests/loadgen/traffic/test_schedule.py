@@ -192,7 +192,7 @@ def profile_of(*qps: float) -> Profile:
 
 @pytest.mark.parametrize("workload", [FIXED, BURSTY, EVEN], ids=lambda w: w.name)
 def test_arrivals_follow_the_profile_piece_by_piece(workload: Workload) -> None:
-    profile = Profile.from_points([[0, 200], [10, 600], [10, 0], [20, 0], [40, 900]], nodes=2)
+    profile = Profile([0, 10, 10, 20, 40], [400, 1200, 0, 0, 1800])
     due_s = window(profile, workload).due_ns / NS - 15
     edges = [-15.0, 0.0, 10.0, 20.0, 30.0, 40.0, 46.0]
     counts = np.histogram(due_s, edges)[0]
