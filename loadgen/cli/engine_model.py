@@ -123,10 +123,7 @@ def parts(experiment: Experiment) -> tuple[SimulatedEngine, Model, Hardware, Lay
 
 def _machine(experiment: Experiment) -> answer.NodePeaks:
     specs = parts(experiment)
-    layout = experiment.layout
-    prefill = layout.prefill.per_node if layout.prefill else 0
-    shares = partial(node.shares, *specs)
-    return answer.NodePeaks(layout.replicas_per_node, *node.peaks(*specs), shares, prefill)
+    return answer.NodePeaks(*node.peaks(*specs), partial(node.shares, *specs))
 
 
 def guess_qps(experiment: Experiment) -> float | None:

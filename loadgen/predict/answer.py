@@ -44,19 +44,17 @@ UNGUESSED_QPS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class NodePeaks:
-    """Limits of a node's `replicas`: KV capacity, peak FLOP/s in the weights' type, FLOP that a token needs.
+    """Limits of a node's replicas: KV capacity, peak FLOP/s in the weights' type, FLOP that a token needs.
 
-    `shares` gives the busy time by term from the sums of a run. A split node has `prefill_engines` besides,
-    whose KV is not counted. An unknown peak is None.
+    `shares` gives the busy time by term from the sums of a run. The KV of engines that compute prompts alone
+    is not counted. An unknown peak is None.
     """
 
-    replicas: int
     kv_tokens: float
     peak_flop_per_s: float | None
     flop_per_token: float
     flop_per_pair: float
     shares: Callable[[Mapping[str, float]], dict[str, float]]
-    prefill_engines: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +232,7 @@ def _forecast(experiment: Experiment, point: OperatingPoint, machine: NodePeaks)
     # p90 TTFT and p90 TPOT, bounded or not, and the quantile of every other bound.
     limits = dict.fromkeys((*LIMITS, *(limit for limit in point.slo.limits if metric_of(limit) != JOINT)))
     prefill_busy_s = point.work.get("prefill_busy_s", math.nan) / point.load_s
+    layout = experiment.layout
     return RateForecast(
         rate_qps_per_node=point.rate_qps,
         steady=point.steady,
@@ -244,8 +243,8 @@ def _forecast(experiment: Experiment, point: OperatingPoint, machine: NodePeaks)
         cached_share_of_input=_known(point.cached_tokens / point.input_tokens),
         in_flight_per_node=_known(rate * point.e2e_s) if point.steady else None,
         kv_used=_known(point.work["kv_token_seconds"] / point.load_s / machine.kv_tokens),
-        busy=_known(point.work["busy_s"] / point.load_s / machine.replicas),
-        prefill_busy=_known(prefill_busy_s / machine.prefill_engines) if machine.prefill_engines else None,
+        busy=_known(point.work["busy_s"] / point.load_s / layout.replicas_per_node),
+        prefill_busy=_known(prefill_busy_s / layout.prefill.per_node) if layout.prefill else None,
         mfu=_known(rate * flop / machine.peak_flop_per_s) if machine.peak_flop_per_s else None,
         step_terms=machine.shares(point.work),
         requests=point.requests,
@@ -267,7 +266,7 @@ def _sessions(experiment: Experiment, point: OperatingPoint, machine: NodePeaks)
         reusable_share_of_input=reusable_share(workload),
         sessions_per_node=alive,
         sessions_over_kv=alive * workload.input_tokens.mean / machine.kv_tokens,
-        simulated_nodes=outcome.replicas // machine.replicas,
+        simulated_nodes=outcome.replicas // experiment.layout.replicas_per_node,
         fill_s=cache_warmup_s(workload, point.rate_qps, nodes, machine.kv_tokens),
     )
 

@@ -217,7 +217,7 @@ def hardly_growing(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int
 
 
 def test_a_latency_that_jumps_over_its_bound_has_no_interval() -> None:
-    peaks = answer.NodePeaks(1, 8e6, 2e16, 4e10, 3e6, lambda work: {})
+    peaks = answer.NodePeaks(8e6, 2e16, 4e10, 3e6, lambda work: {})
     model = answer.EngineModel(hardly_growing, lambda _: peaks, lambda _: 5.0)
     result = answer.predict(asked(), model, draws=0)
     assert (result.exit_code, result.capacity) == (summary.EXIT_OPEN, None)

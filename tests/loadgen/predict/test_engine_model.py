@@ -107,7 +107,6 @@ def test_more_prefill_engines_serve_more_long_prompts_by_guess_and_by_peaks() ->
     guesses = [guess_qps(one) or math.nan for one in experiment.values()]
     assert guesses[0] < guesses[1]
     machines = [engine_model.MODEL.machine(one) for one in experiment.values()]
-    assert [machine.prefill_engines for machine in machines] == [1, 3]
     assert machines[0].peak_flop_per_s == machines[1].peak_flop_per_s
     assert [2 * one.layout.gpus_per_node for one in experiment.values()] == [16, 16]
 

@@ -46,7 +46,7 @@ def queueing(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
 
 MODEL = EngineModel(
     simulate,
-    lambda experiment: NodePeaks(1, 8e6, 2e16, 4e10, 3e6, lambda work: {"all": work["busy_s"] / 30}),
+    lambda experiment: NodePeaks(8e6, 2e16, 4e10, 3e6, lambda work: {"all": work["busy_s"] / 30}),
     lambda _: 9.0,
 )
 
