@@ -38,17 +38,13 @@ def shown(as_json: bool, out: TextIO | None = None, quiet: bool = False) -> Iter
     if as_json:
         yield partial(json_line, out)
     elif quiet:
-        yield silent
+        yield lambda *_, **__: None
     elif sys.stderr.isatty():
         show = LiveScreen()
         with show.live:
             yield show
     else:
         yield partial(plain_line, time.monotonic())
-
-
-def silent(kind: str, /, **facts: Any) -> None:
-    """Show nothing of an event."""
 
 
 def json_line(out: TextIO | None, kind: str, /, **facts: Any) -> None:
