@@ -90,13 +90,14 @@ def posterior(
     windows: Sequence[WindowCounts],
     prior: Prior,
     tail: float = TAIL,
-    steady: bool = False,
+    level: float | None = None,
     dispersions: Mapping[Limit, Dispersion] | None = None,
 ) -> Capacity:
     """Capacity from all windows with weight above 0, in any order, but not from ramp steps and holds.
 
-    `tail` is the posterior mass below its `low`, and above its `high`. A `steady` service was not off its
-    mean level by times. `dispersions` hold for a limit that no request is over.
+    `tail` is the posterior mass below its `low`, and above its `high`. `level` is how far (sd of ln) the mean
+    level may lie below that of the windows; by default it follows from their length and how they agree.
+    `dispersions` hold for a limit that no request is over.
     """
     used = [w for w in windows if w.kind == "window" and w.weight > 0 and w.requests >= LEAST_REQUESTS]
     # Neighbours in a stream follow each other, as the overdispersion over lags needs it.
@@ -116,7 +117,9 @@ def posterior(
     smallest = _smallest_of_all(fits, cdfs)
     binding = max(smallest, key=smallest.__getitem__)
     median = _at(0.5, cdf, grid)
-    slower = 0.0 if steady else level_sd(used, fits[binding].dispersion.inflation)
+    inflation = fits[binding].dispersion.inflation
+    agreement = math.sqrt(inflation / (inflation + LEVEL_DISPERSION))
+    slower = level_sd(used, LEVEL_SD * agreement) if level is None else level
     reach = DOUBT if fits[binding].slope_unusual else 1.0
 
     def end(q: float) -> float:
@@ -143,11 +146,10 @@ def farther(distance: float, uncertainty: float) -> float:
     return math.copysign(math.hypot(distance, uncertainty), uncertainty)
 
 
-def level_sd(windows: Sequence[WindowCounts], dispersion: float) -> float:
-    """How far (sd of ln) the capacity may lie below the one in windows as long and as even as these."""
+def level_sd(windows: Sequence[WindowCounts], without: float) -> float:
+    """How far (sd of ln) the capacity may lie below that of these windows, being `without` where none is."""
     seconds = sum({window.index: window.seconds for window in windows}.values())
-    agreement = math.sqrt(dispersion / (dispersion + LEVEL_DISPERSION))
-    return LEVEL_SD * agreement / (1 + seconds / LEVEL_S) if seconds else 0.0
+    return without / (1 + seconds / LEVEL_S) if seconds else 0.0
 
 
 def _grid(fits: Fits) -> Floats:
@@ -227,7 +229,7 @@ def node_effects(windows: Sequence[WindowCounts], prior: Prior) -> NodeEffects |
         return None
     # Nodes are compared over the same minutes, so that good times are no difference between them.
     own = [[window for window in windows if window.stream == stream] for stream in streams]
-    alone = [posterior(part, prior, steady=True) for part in own]
+    alone = [posterior(part, prior, level=0.0) for part in own]
     known = [Estimate(node.qps_per_node, node.low, node.high) for node in alone]
     together = pooled(list(map(Measured.from_estimate, known)))
     return NodeEffects(together.effects, together.between)

@@ -52,7 +52,7 @@ def sweep(driver: Driver, choose: Callable[[Driver], WindowPlan | Stop] = focus)
     return step
 
 
-REQUIRED_S = 600.0
+REQUIRED_S = 900.0
 TRANSITION_S, WINDOW_S = 60.0, 45.0
 """A queue that is long at times takes minutes to fill: a pass must not count its first."""
 BEHIND_WINDOWS = 3

@@ -17,7 +17,7 @@ from serve_apps.routing.asgi import DESCRIPTION_PATH, ReplicaApp
 from serve_apps.routing.serve_routers import stay_on_loopback
 
 PREFILL_FACTS_S = 5.0
-"""Longest wait for the facts of a prefill engine; the client waits `engine_facts.TIMEOUT_S`."""
+"""Longest wait for the facts of a prefill engine; the client of the page waits longer."""
 
 
 class _Reporting:

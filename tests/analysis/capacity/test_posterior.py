@@ -271,7 +271,7 @@ def test_bursts_of_load_explain_bursts_of_failures():
     """Failures that follow the load around each block, with that load known and with only its mean known."""
     explained = following(Kernel.of("tpot", E2E_UNKNOWN_S))
     blind = [replace(counts, load=simulated(7.0, 0).load) for counts in explained]
-    seeing, guessing = (posterior(windows, Prior(math.log(7)), steady=True) for windows in (explained, blind))
+    seeing, guessing = (posterior(windows, Prior(math.log(7)), level=0.0) for windows in (explained, blind))
     assert seeing.limits["tpot"].phi < guessing.limits["tpot"].phi / 2.5
     assert seeing.high / seeing.low < 1.04 < guessing.high / guessing.low
     assert seeing.low < 7.0 < seeing.high
@@ -423,7 +423,7 @@ def test_with_a_floor_above_what_is_allowed_no_rate_keeps_the_limit():
 def test_a_service_may_have_been_in_good_times_the_more_so_the_shorter_it_was_seen():
     rates = (6.8, 7.0, 7.2)
     short, long, steady = (
-        posterior(on_the_curve(7.0, 25, rates * times), Prior(math.log(7)), steady=times > 6)
+        posterior(on_the_curve(7.0, 25, rates * times), Prior(math.log(7)), level=0.0 if times > 6 else None)
         for times in (1, 6, 7)
     )
     assert short.low < 0.96 * long.low < 0.96 * 0.98 * steady.low

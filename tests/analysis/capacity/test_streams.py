@@ -25,7 +25,7 @@ def test_the_windows_of_two_nodes_are_as_alike_as_those_of_one_node_after_the_ot
         [of_stream(index, stream, over) for index in range(4)] for stream, over in ((0, 4), (1, 0))
     )
     later = [replace(one, index=one.index + 4, stream=0) for one in quick]
-    two, one = (posterior(windows, PRIOR, steady=True) for windows in ([*quick, *slow], [*slow, *later]))
+    two, one = (posterior(windows, PRIOR, level=0.0) for windows in ([*quick, *slow], [*slow, *later]))
     assert two.limits["ttft"].phi == one.limits["ttft"].phi
     assert (two.low, two.high) == pytest.approx((one.low, one.high))
     taking_turns = [replace(w, index=2 * w.index + (w.stream or 0), stream=0) for w in (*slow, *quick)]

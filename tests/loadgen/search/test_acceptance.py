@@ -38,10 +38,10 @@ def test_when_an_answer_is_clear(over: list[int], own: list[int], verdict: str) 
     assert acceptance.decide(4.0, windows, quantile, WHOLE_S, behind=False).verdict == verdict
 
 
-def decided(over: list[int], whole_s: float = WHOLE_S, behind: bool = False) -> acceptance.InterimAnalysis:
-    """What windows show."""
+def decided(over: list[int], whole_s: float = 0.0, behind: bool = False) -> acceptance.InterimAnalysis:
+    """What windows show, by default in the last analysis."""
     windows = [window(i, each) for i, each in enumerate(over)]
-    return acceptance.decide(4.0, windows, [], whole_s, behind)
+    return acceptance.decide(4.0, windows, [], whole_s or 45.0 * len(over), behind)
 
 
 def even(index: int, over: int) -> WindowCounts:
@@ -57,12 +57,12 @@ def test_a_rate_fails_by_its_interval_after_three_windows(windows: int, verdict:
 
 def test_a_pass_allows_for_a_service_that_was_in_good_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same windows pass with the level that is assumed and not with one that strays much further."""
-    assert decided([0] * 20, 20 * 45.0).verdict == "passed"
-    monkeypatch.setattr("analysis.capacity.posterior.LEVEL_SD", 2.0)
-    assert decided([0] * 20, 20 * 45.0).verdict == "undecided"
+    assert decided(WITHIN).verdict == "passed"
+    monkeypatch.setattr(acceptance, "UNSEEN_SD", 2.0)
+    assert decided(WITHIN).verdict == "undecided"
 
 
-WITHIN, OVER = [0] * 24, [60] * 12
+WITHIN, OVER = [0] * 36, [60] * 12
 
 
 def test_the_interval_decides_where_nothing_is_clear_at_once() -> None:
