@@ -16,6 +16,12 @@ from tests.support.servers.certificates import self_signed
 from tests.support.servers.threaded_server import Reply, reply, serving
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine may stand still for seconds."""
+    monkeypatch.setattr("loadgen.run.endpoint.NAMES_TIMEOUT_S", 60.0)
+
+
 @contextmanager
 def server(answer: Reply) -> Iterator[tuple[str, list[str | None]]]:
     """The address of a server, and the key of each request that it got."""
