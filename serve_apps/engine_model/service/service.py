@@ -140,6 +140,8 @@ class Service:
         if self._tokens:
             requests["token"][:: self.rows_each] = self._tokens + np.cumsum(output) - output
             self._tokens += int(output.sum())
+            if self._tokens > len(self.arrays.tokens):  # compiled code writes wherever it is told
+                raise MemoryError("no room for the times of so many tokens")
         if self.kind.prefill:
             decode, prefill = requests[::2], requests[1::2]
             decode["mate"], prefill["mate"] = prefill["serial"], decode["serial"]

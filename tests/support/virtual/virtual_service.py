@@ -13,7 +13,7 @@ from serve_apps.engine_model.service.balancer import GIVEN, Balance, Choice, cho
 from serve_apps.engine_model.service.service import Replicas, Service
 
 ROOM = 1 << 17
-"""Requests of a service; memory is taken as they come."""
+"""Requests of a service."""
 
 
 class RequestProgress(NamedTuple):
@@ -69,7 +69,7 @@ class VirtualService:
         if replicas < 1:
             raise ValueError("a service needs at least one engine")
         balance = Balance(policy) if isinstance(policy, str) else policy
-        self.service = Service(kind, Replicas(replicas, balance, seed), ROOM, 8 * ROOM, tokens * 8 * ROOM)
+        self.service = Service(kind, Replicas(replicas, balance, seed), ROOM, 8 * ROOM, tokens * 64 * ROOM)
         self._arrivals: list[_Arrival] = []
         self._open: dict[int, int] = {}
         self._keys: list[int] = []

@@ -17,6 +17,7 @@ from serve_apps.engine_model.service.service import (
     LATE_GAP,
     Replicas,
     Requests,
+    Service,
     Times,
     late_gap_s,
     late_gaps_s,
@@ -174,6 +175,16 @@ def test_what_can_never_be_served_is_refused() -> None:
 def test_the_late_gap_is_numpys_quantile(count: int, share: float) -> None:
     ends = np.cumsum(np.random.default_rng(count).choice([0.01, 0.02, 0.1], count))
     assert late_gap_s(ends, share) == pytest.approx(np.quantile(np.diff(ends), share))
+
+
+def test_more_tokens_than_there_is_room_for_are_refused() -> None:
+    """Compiled code would write their times over other memory."""
+    service, each = Service(EngineKind.of(spec(), *PARTS), Replicas(), 8, 64, tokens=10), np.array([5])
+    none = np.zeros((1, 1), np.int64)
+    service.append(each, each, none, none)
+    service.append(each, each, none, none)
+    with pytest.raises(MemoryError, match="no room for the times"):
+        service.append(each, each, none, none)
 
 
 @pytest.mark.parametrize("blocks", [250, 10_000])
