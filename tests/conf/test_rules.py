@@ -10,11 +10,11 @@ from conf.keys import bare, fields_of
 from conf.specs import experiment, planning, workload
 from conf.specs.engine import ENGINES
 from conf.specs.rules import RELATIONS, TABLE, table
-from loadgen.cli import recommending, words
+from loadgen.cli import shape_words, words
 from serve_apps.vllm_recipes import rules as recipes
 from serve_apps.vllm_recipes.vllm_flags import unread
 
-MODULES = experiment, planning, workload, words, recommending
+MODULES = experiment, planning, workload, words, shape_words
 SPECS = {name: spec for module in MODULES for name, spec in vars(module).items()}
 SPECS |= dict.fromkeys(table(recipes.RULES), recipes.VllmDeployment)
 RULES = [(path, spec) for path in (TABLE, words.RULES, recipes.RULES) for spec in table(path)]

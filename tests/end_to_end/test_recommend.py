@@ -22,7 +22,7 @@ from analysis.views import recommend as recommend_view
 from conf.specs.bounds import Slo
 from loadgen.__main__ import main
 from loadgen.cli import engine_model
-from loadgen.cli.recommending import ShapeQuestion, around
+from loadgen.cli.shape_words import ShapeQuestion, around
 from loadgen.predict.uncertainty import DRAWS
 from tests.support.virtual.virtual_fleet import VirtualFleet, service
 from tests.support.words.words import over
