@@ -1,9 +1,11 @@
 """loadgen/drive/prepared_load.py, run/verdicts.py: failing answers end or void a run and are no capacity."""
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import yaml
 
 from analysis.live.screen import window_line
 from analysis.live.state import done_window
@@ -37,32 +39,7 @@ def truncated(kind: str, finish_reason: str | None = "stop", **more: Any) -> dic
 
 
 LONG = truncated("token_count", error="12 tokens instead of 20")
-FAILURES = [
-    (truncated("no_usage"), "16 x truncated no_usage (no count of the tokens)", "stream_options"),
-    (LONG, '(another length than requested); the first says "12 tokens instead of 20"', "ignore_eos"),
-    (truncated("no_done"), "truncated no_done (no [DONE] at the end)", "hand on the whole stream"),
-    (
-        truncated("not_a_stream", None, error="<html> Log in") | SILENT,
-        '(no stream of events); the first says "<html> Log in"',
-        "check the address and API",
-    ),
-    (
-        {"status": "http_error", "error_kind": "in_band", "error": "unexpected token 200002"},
-        'http_error in_band (an error inside the stream); the first says "unexpected token 200002"',
-        "Look at the logs",
-    ),
-    (
-        {"status": "http_error", "error_kind": "400", "error": "min_tokens: extra fields"} | SILENT,
-        'http_error 400 (bad request); the first says "min_tokens: extra fields"',
-        "leave out",
-    ),
-    (
-        {"status": "http_error", "error_kind": "429", "error": None} | SILENT,
-        "16 x http_error 429 (too many requests). Raise",
-        "a limit is not the capacity",
-    ),
-    ({"status": "conn_error", "error_kind": "gaierror"} | SILENT, "conn_error gaierror", "the address"),
-]
+FAILURES = yaml.safe_load((Path(__file__).parents[2] / "data" / "failing_answers.yaml").read_text())
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import gc
 import gzip
+import itertools
 import json
 import os
 import resource
@@ -21,6 +22,7 @@ from typing import Any
 import httptools
 import pytest
 import uvloop
+import yaml
 
 from conf import load
 from conf.io.http_get import Access, certificates
@@ -385,30 +387,11 @@ def test_cutting_ends_a_connect_once_however_far_it_is(runner: Callable[..., Any
     assert exchange.error_kind == "interrupted" and exchange.end_ns is not None
 
 
-CHOICE = {"index": 0, "text": " a", "finish_reason": None}
-STRANGE: list[dict[str, Any] | bytes] = [
-    *[
-        {"usage": {"prompt_tokens": 3, "completion_tokens": 3, name: value}}
-        for name in ("prompt_tokens", "completion_tokens")
-        for value in ("12", True, 1.5, -1, 2**31, [3])
-    ],
-    {"usage": {"prompt_tokens_details": [1]}},
-    {"usage": {"prompt_tokens_details": {"cached_tokens": "2"}}},
-    {"usage": 3},
-    {"maxqps": "vllm"},
-    {"maxqps": {"steps": 1.0, "late_steps": 0}},
-    {"maxqps": {"steps": 1, "late_steps": False}},
-    {"choices": [CHOICE | {"finish_reason": 7}]},
-    {"choices": [CHOICE | {"finish_reason": "\ud800"}]},
-    {"choices": [CHOICE | {"delta": "x"}]},
-    {"choices": ["x"]},
-    {"choices": {"0": CHOICE}},
-    *[b"[1]", b"3", b'"x"', b"[" * 100_000],
-]
+STRANGE = yaml.safe_load((Path(__file__).parents[2] / "data" / "strange_events.yaml").read_text())
 
 
-@pytest.mark.parametrize("strange", STRANGE, ids=range(len(STRANGE)))
-def test_an_unexpected_type_is_a_bad_event_and_leaves_nothing_behind(strange: dict[str, Any] | bytes) -> None:
+@pytest.mark.parametrize("strange", [*STRANGE, b"[" * 100_000], ids=itertools.count())
+def test_an_unexpected_type_is_a_bad_event_and_leaves_nothing_behind(strange: Any) -> None:
     pieces = [head(), token(), token(), token(finish="length"), event(strange), usage(3, 3), END]
     (exchange,) = run(lambda _: pieces)
     assert (exchange.status, exchange.error_kind) == ("http_error", "bad_event")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from conf import ConfigError, load
 from conf.specs.workload import PromptPart
@@ -17,6 +18,7 @@ from tests.support.prompts.schedules import drawn
 SPEC = load(["workload=character"]).workload.conversations
 assert SPEC is not None
 CHAT = PromptTemplate(SPEC.template)
+CONTENTS = yaml.safe_load((Path(__file__).parents[2] / "data" / "odd_templates.yaml").read_text())
 
 
 def data(turns: int, message: str = "and then") -> dict[str, Any]:
@@ -56,18 +58,7 @@ def test_what_a_user_wrote_is_text_and_no_template() -> None:
     assert pieces[-1].text == f"Ann: {wicked}\n" and len(pieces) == 6
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{{ nobody }}", "'nobody' is undefined"),
-        ("{{ user.age }}", "no attribute 'age'"),
-        ("{{ ''.__class__.__mro__ }}", "unsafe|undefined"),
-        ("{{ history.clear() }}", "Call is not in the language"),
-        ("{% include '/etc/passwd' %}", "Include is not in the language"),
-        ("{{ 1 + }}", "unexpected"),
-        ("{{ system + 1 }}", "Add is not in the language"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), CONTENTS["refused"].items())
 def test_what_cannot_or_must_not_be_filled_is_refused_in_a_line(content: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
         PromptTemplate([PromptPart("odd", content)]).render(data(1))
@@ -140,24 +131,7 @@ def test_a_template_is_cut_between_the_tokens_of_a_tokenizer(
 
 
 ENDLESS = [
-    "{{ 'a' * 999999999 }}",
-    "{{ 'a' * 10 ** 9 }}",
-    "{{ 9 ** 9 ** 9 }}",
-    "{{ '%999999999d' % 1 }}",
-    "{{ '{:999999999}'.format(1) }}",
-    "{{ system.ljust(999999999) }}",
-    "{{ system | center(999999999) }}",
-    "{{ lipsum(10000) }}",
-    "{{ range(999999999) | list }}",
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "{% for a in range(99999) %}{{ message }}{% for b in range(9) %}{{ message }}{% endfor %}{% endfor %}",
-    "{{ message | replace('a', message) | replace('a', message) }}",
-    "{% set x = system ~ system %}{{ x }}",
-    "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
-    "{% block a %}{{ self.a() }}{{ self.a() }}{% endblock %}",
-    "{% for x in [system, system] recursive %}{{ loop([x, x]) }}{% endfor %}",
-    "{% for x in [[history, history]] %}{{ x }}{% endfor %}",
-    "{{ history }}",
+    *CONTENTS["endless"],
     f"{{{{ {'(' * 3000}1{')' * 3000} }}}}",
     "{% for x in history %}" * 30 + "{% endfor %}" * 30,
     "x" * 2**19,
@@ -172,17 +146,6 @@ def test_a_template_that_grows_without_end_is_refused_in_a_line(content: str) ->
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 1100
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ("{% for x in history %}{{ loop.index }}/{{ loop.length }} {% endfor %}", "1/2 2/2 "),
-        ("{{ user.name ~ ': ' ~ message | upper }}", "Ann: AND THEN"),
-        ("{% if message in ['and then', 'else'] %}yes{% else %}no{% endif %}", "yes"),
-        (
-            "{{ ['a', 'b'] | join('-') }} {{ system[:2] }}{{ system[-1] | trim }}",
-            "a-b Be.",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("content", "text"), CONTENTS["filled"].items())
 def test_values_conditions_and_loops_are_filled(content: str, text: str) -> None:
     assert PromptTemplate([PromptPart("plain", content)]).render(data(1))[0].text == text

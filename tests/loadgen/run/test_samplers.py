@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,40 +34,8 @@ from tests.support.runs import run_folders
 from tests.support.servers.threaded_server import Answer, Reply, serving
 from tests.support.virtual.virtual_fleet import EXPERIMENT, HoldRate, VirtualFleet, site
 
-
-def page(engine: str = "0", **values: float) -> str:
-    """What vLLM 0.33 answers, with its histograms and whatever else the scraper must pass over."""
-    labels = f'engine="{engine}",model_name="org/\\"m\\", {{1}}"'
-    told = {
-        "num_requests_running": 3,
-        "num_requests_waiting": 2,
-        "kv_cache_usage_perc": 0.25,
-        "prefix_cache_queries_total": 1000,
-        "prefix_cache_hits_total": 400,
-        "num_preemptions_total": 1,
-        "prompt_tokens_total": 5600,
-        "generation_tokens_total": 140,
-    } | values
-    lines = [f"# HELP vllm:{name} words\n# TYPE vllm:{name} gauge" for name in told]
-    lines += [f"vllm:{name}{{{labels}}} {float(value)}" for name, value in told.items()]
-    lines += [
-        f'vllm:request_success_total{{{labels},finished_reason="{reason}"}} {count}.0'
-        for reason, count in (("stop", 5), ("length", 3), ("abort", 1))
-    ]
-    return "\n".join(
-        [
-            "# HELP python_info Python platform information",
-            'python_info{implementation="CPython"} 1.0',
-            *lines,
-            f'vllm:num_requests_waiting_by_reason{{{labels},reason="capacity"}} 7.0',
-            f"vllm:prompt_tokens_created{{{labels}}} 1.7e+09",
-            f'vllm:request_prompt_tokens_bucket{{{labels},le="+Inf"}} 9.0',
-            f"vllm:external_prefix_cache_hits_total{{{labels}}} 77.0",
-            "",
-        ]
-    )
-
-
+PAGES = yaml.safe_load((Path(__file__).parents[2] / "data" / "vllm_pages.yaml").read_text())
+PAGE: str = PAGES["page"]
 TOLD = {
     "running": 3,
     "waiting": 2,
@@ -81,33 +50,19 @@ TOLD = {
 
 
 def test_vllms_names_become_columns() -> None:
-    assert page_figures(page()) == TOLD
+    assert page_figures(PAGE) == TOLD
     assert set(TOLD) == set(SPELLINGS) == set(SERVER.names) - {"at", "clock_ns", "replica", "error"}
-    assert page_figures(page().replace("\n", "\r\n")) == TOLD
+    assert page_figures(PAGE.replace("\n", "\r\n")) == TOLD
 
 
 def test_several_engines_are_summed_and_their_cache_usage_is_averaged() -> None:
-    second = page("1", kv_cache_usage_perc=0.75, num_requests_running=10)
+    second = PAGE.replace('engine="0"', 'engine="1"').replace(" 0.25\n", " 0.75\n")
+    second = second.replace("} 3.0\n", "} 10.0\n", 1)
     double = {name: 2 * value for name, value in TOLD.items()}
-    assert page_figures(page() + second) == double | {"kv_usage": 0.5, "running": 13}
+    assert page_figures(PAGE + second) == double | {"kv_usage": 0.5, "running": 13}
 
 
-@pytest.mark.parametrize(
-    ("text", "reported"),
-    [
-        ("vllm:gpu_cache_usage_perc 0.5", {"kv_usage": 0.5}),
-        ("vllm:gpu_cache_usage_perc 0.9\nvllm:kv_cache_usage_perc 0.5", {"kv_usage": 0.5}),
-        ("vllm:gpu_prefix_cache_queries 9", {"prefix_queries": 9}),
-        ("vllm:gpu_prefix_cache_hits_total 4", {"prefix_hits": 4}),
-        ("vllm:prefix_cache_hits 3\nvllm:gpu_prefix_cache_hits_total 4", {"prefix_hits": 3}),
-        ("# TYPE vllm:prompt_tokens counter\nvllm:prompt_tokens 7", {"prompt_tokens": 7}),
-        ("vllm:num_preemptions\t2 1795275938000", {"preemptions": 2}),
-        ("vllm:num_requests_running 1e3\nvllm:num_requests_waiting NaN", {"running": 1000}),
-        ("vllm:num_requests_running +Inf\nvllm:num_requests_waiting 0", {"waiting": 0}),
-        ("vllm:num_requests_running -1\nvllm:num_preemptions 0", {"preemptions": 0}),
-        ("vllm:generation_tokens_total 1e300\nvllm:num_preemptions 0", {"preemptions": 0}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "reported"), PAGES["others"])
 def test_other_spellings_and_numbers_nobody_believes(text: str, reported: dict[str, float]) -> None:
     assert page_figures(text) == reported
 
@@ -209,7 +164,7 @@ MISSING = {
 
 def test_every_replica_has_a_row_a_second_whatever_the_others_do(path: Path) -> None:
     routes = {
-        "fine": says(page()),
+        "fine": says(PAGE),
         "hung": hangs,
         "half": says("vllm:num_requests_running 1\n", Content_Length="1000"),
         "noise": says("<html>"),
@@ -239,7 +194,7 @@ def test_a_fast_clock_is_sampled_in_each_of_its_seconds(path: Path, monkeypatch:
     def clock_ns() -> int:
         return int((time.monotonic_ns() - zero_ns) * scale)
 
-    with Server(fine=says(page())) as server, Scraper(server.urls, path, clock_ns, time_scale=scale):
+    with Server(fine=says(PAGE)) as server, Scraper(server.urls, path, clock_ns, time_scale=scale):
         until(lambda: len(good(path, "fine")) >= 4)
     seconds = [row["clock_ns"] // 10**9 for row in rows_of(path)["fine"]]
     gaps = [later - earlier for earlier, later in zip(seconds, seconds[1:], strict=False)]
@@ -250,7 +205,7 @@ def test_a_server_without_metrics_is_said_once_and_asked_seldom(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    with Server(fine=says(page()), none=says("", 404), moved=says("", 302, Location="/fine")) as server:
+    with Server(fine=says(PAGE), none=says("", 404), moved=says("", 302, Location="/fine")) as server:
         with Scraper(server.urls, path, time.monotonic_ns, say=lines.append):
             until(lambda: len(lines) == 2)
             answered = server.asked["none"], server.asked["moved"]
@@ -270,7 +225,7 @@ def test_a_server_without_metrics_is_said_once_and_asked_seldom(
 
 def test_a_sample_belongs_to_the_replica_that_answered(path: Path) -> None:
     def in_turn(*request: Any) -> Reply:
-        return says(page(), x_replica_id=f"r{server.asked['front'] % 2}")(*request)
+        return says(PAGE, x_replica_id=f"r{server.asked['front'] % 2}")(*request)
 
     with (
         Server(front=in_turn) as server,
@@ -281,8 +236,8 @@ def test_a_sample_belongs_to_the_replica_that_answered(path: Path) -> None:
 
 def test_the_key_goes_to_the_endpoints_alone_and_into_no_file(path: Path) -> None:
     lines: list[str] = []
-    routes = {"closed": says("", 401, X_Replica_Id="secret-key"), "elsewhere": says(page())}
-    with Server(open=says(page()), moved=says(""), **routes) as server:
+    routes = {"closed": says("", 401, X_Replica_Id="secret-key"), "elsewhere": says(PAGE)}
+    with Server(open=says(PAGE), moved=says(""), **routes) as server:
         urls = {name: url for name, url in server.urls.items() if name != "elsewhere"}
         server.routes["moved"] = says("", 307, Location=f"{server.urls['elsewhere']}/secret-key")
         with Scraper(urls, path, time.monotonic_ns, Access(Secret("secret-key")), lines.append):
@@ -310,7 +265,7 @@ def test_a_full_disk_is_said_once_and_who_is_told_may_fail_on_it(path: Path, ful
         run_folders.full()
 
     with (
-        Server(fine=says(page()), none=says("", 404)) as server,
+        Server(fine=says(PAGE), none=says("", 404)) as server,
         Scraper(server.urls, path, time.monotonic_ns, say=fails),
     ):
         until(lambda: len(lines) == 2)
@@ -342,7 +297,7 @@ def test_a_run_that_ends_at_once_leaves_an_empty_stream(path: Path) -> None:
 
 def test_samples_follow_a_service_to_its_new_replicas(path: Path) -> None:
     with (
-        Server(old=says(page()), new=says(page())) as server,
+        Server(old=says(PAGE), new=says(PAGE)) as server,
         Scraper({"r0": server.urls["old"]}, path, time.monotonic_ns) as scraper,
     ):
         until(lambda: good(path, "r0"))

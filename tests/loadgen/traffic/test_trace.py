@@ -1,5 +1,6 @@
 """loadgen/traffic/trace.py, client_records.py: recorded requests, and a wrong file is one clear line."""
 
+import itertools
 import json
 import time
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -140,46 +142,18 @@ def test_lengths_without_times_are_drawn_as_pairs_and_have_no_arrivals_of_their_
     assert trace.workload_trace(replace(workload, arrivals=Arrivals())) is not None
 
 
-WRONG = {
-    "": "the file is empty",
-    "\n": "line 1 is neither a JSON object nor a header",
-    "time,in,out\n1,2,3\n": "line 1 is neither a JSON object nor a header with TIMESTAMP,ContextTokens",
-    HEADER: "no request follows",
-    HEADER + "2024-05-10,5\n": "line 2 has 2 columns, not 3",
-    HEADER + "2024-05-10,5,5\nsoon,5,5\n": "line 3: Invalid isoformat string: 'soon'",
-    HEADER + "2024-05-10,5,5\n\n2024-05-10,many,5\n": "line 4: invalid literal for int",
-    HEADER + "2024-05-10,5.5,5\n": "line 2: invalid literal for int",
-    HEADER + "2024-05-10,0,5\n": "line 2 is broken: its input_length is 0; a request has timestamp, input_",
-    HEADER + "2024-05-10,5,-1\n": "line 2 is broken: its output_length is -1",
-    HEADER
-    + "2024-05-10,5,"
-    + "9" * 400
-    + "\n": "line 2 is broken: its output_length is 99999999999999999999",
-    HEADER + "9999-05-10,5,5\n": "line 2 is broken: its timestamp is 253381910400000.0",
-    request() + "{\n": "line 2 is not a JSON object",
-    request() + "[" * 100_000: "line 2 is not a JSON object",
-    request() + "\n[1]\n": "line 3 is broken: it is [1]",
-    request() + '{"timestamp": 0, "input_length": 5}': "line 2 is broken: its output_length is missing",
-    request(timestamp=float("nan")): "line 1 is broken: its timestamp is nan",
-    request(timestamp=10**400): "line 1 is broken: its timestamp is 1000",
-    request(timestamp=True): "line 1 is broken: its timestamp is True",
-    request(input_length=None, output_length="a\nb"): (
-        "line 1 is broken: its input_length is None; its output_length is a b; a request has"
-    ),
-    request(output_length=1.5): "line 1: 1.5 output tokens; a whole count is needed",
-    request(hash_ids=3): "line 1 is broken: its hash_ids is 3",
-    request(hash_ids=[1, "x", True, 1.0]): (
-        "line 1 is broken: its hash_ids.1 is x; its hash_ids.2 is True; its hash_ids.3 is 1.0"
-    ),
-}
+WRONG = yaml.safe_load((Path(__file__).parents[2] / "data" / "wrong_traces.yaml").read_text())
+WORDS = {"HEADER": HEADER, "REQUEST": request(), "HUGE": str(10**400), "DEEP": "[" * 100_000}
 
 
-@pytest.mark.parametrize("text", WRONG, ids=range(len(WRONG)))
-def test_a_wrong_file_is_one_line_with_its_place(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "said"), WRONG["files"], ids=itertools.count())
+def test_a_wrong_file_is_one_line_with_its_place(text: str, said: str, tmp_path: Path) -> None:
+    for word, meaning in WORDS.items():
+        text = text.replace(word, meaning)
     path = written(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         trace.read_trace(path)
-    assert f"{path}: {WRONG[text]}" in str(caught.value)
+    assert f"{path}: {said}" in str(caught.value)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
@@ -292,37 +266,16 @@ def test_records_are_a_workload_that_is_scaled_to_a_rate(tmp_path: Path) -> None
 
 
 TWO = lines((1.0, "Gamma", 1.0), (1.0, "Gamma", 1.0))
-WRONG_RECORDS = {
-    ("0,1\n", None): "chunk-0-trace.csv line 1 has 2 columns, not start, rate, cv, distribution",
-    ("0,x,1,Gamma,1,1\n", None): "chunk-0-trace.csv line 1: could not convert string to float: 'x'",
-    ("0,1,1,Normal,1,1\n", None): "line 1: 'Normal' is no distribution of gaps; Gamma and Weibull are",
-    ("0,nan,1,Gamma,1,1\n", None): "line 1: its numbers must be finite, and not negative",
-    ("0,1,1,Gamma,0,1\n", None): "line 1: gaps of shape 0 cannot be drawn",
-    ("0,1,1,Gamma,1,1\n", None): "chunk-0-trace.csv: two lines are needed to know how long a span is",
-    ("5,1,1,Gamma,1,1\n5,1,1,Gamma,1,1\n", None): "chunk-0-trace.csv: its times do not ascend",
-    (lines((0, "", 0), (0, "", 0)), None): "no client has a request from 0 s on",
-    (lines((1e6, "Gamma", 1.0), (0, "", 0)), None): "more than 5000000 requests; take a part of them",
-    (TWO, "[]"): "chunk-0-dataset.json is not a JSON object",
-    (TWO, '{"0": {"input_tokens": "{5: 1}"}}'): "chunk-0-dataset.json at 0 has no output_tokens",
-    (TWO, '{"0": {"input_tokens": "__import__(1)", "output_tokens": "{5: 1}"}}'): "must be shares by length",
-    (TWO, '{"0": {"input_tokens": "{5: -1}", "output_tokens": "{5: 1}"}}'): "a length or a share that cannot",
-    (TWO, '{"x": {"input_tokens": "{5: 1}", "output_tokens": "{5: 1}"}}'): "'x' is no time in seconds",
-    (
-        TWO,
-        '{"0": {"input_tokens": "{}", "output_tokens": "{}"}}',
-    ): "no lengths, but its client has requests",
-}
 
 
-@pytest.mark.parametrize("wrong", WRONG_RECORDS, ids=range(len(WRONG_RECORDS)))
-def test_a_wrong_file_is_one_line(wrong: tuple[str, str | None], tmp_path: Path) -> None:
-    text, dataset = wrong
-    records(tmp_path, 0, text)
+@pytest.mark.parametrize(("text", "dataset", "said"), WRONG["records"], ids=itertools.count())
+def test_wrong_records_are_one_line(text: str, dataset: str | None, said: str, tmp_path: Path) -> None:
+    records(tmp_path, 0, text.replace("TWO", TWO))
     if dataset is not None:
         (tmp_path / "chunk-0-dataset.json").write_text(dataset)
     with pytest.raises(ConfigError) as caught:
         trace.read_trace(tmp_path)
-    assert WRONG_RECORDS[wrong] in str(caught.value) and len(str(caught.value).splitlines()) == 1
+    assert said in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
 def test_a_missing_file_of_lengths_is_one_line(tmp_path: Path) -> None:
