@@ -17,6 +17,7 @@ from serve_apps.engine_model.cost.step_time import roofline
 DATA = Path(__file__).parents[1] / "data"
 
 CONFIGS: dict[str, Any] = yaml.safe_load((DATA / "checkpoints.yaml").read_text())
+GPTQ, AWQ, W4A16 = CONFIGS.pop("four_bits")
 LLAMA = CONFIGS["llama"] | {
     "quantization_config": {
         "quant_method": "fbgemm_fp8",
@@ -36,29 +37,13 @@ QWEN = CONFIGS["qwen"] | {
         ],
     }
 }
-MIXTRAL, DEEPSEEK = CONFIGS["mixtral"], CONFIGS["deepseek"]
-QWEN_VL = CONFIGS["qwen_vl"] | {
-    "text_config": {**QWEN, "quantization_config": None, "dtype": "bfloat16"},
-}
-INT4 = {
-    "quant_method": "compressed-tensors",
-    "config_groups": {"group_0": {"weights": {"type": "int", "num_bits": 4, "group_size": 32}}},
-}
-EXPERTS_ONLY = [
-    "re:.*self_attn.*",
-    "re:.*shared_experts.*",
-    r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
-    "re:.*lm_head.*",
-    "re:vision_tower.*",
-    "re:mm_projector.*",
-]
-LLAMA_70B = CONFIGS["llama_70b"] | {"quantization_config": LLAMA["quantization_config"]}
-KIMI = CONFIGS["kimi"] | {"quantization_config": {**INT4, "ignore": EXPERTS_ONLY}}
+MIXTRAL, KIMI, LLAMA_70B = (CONFIGS[name] for name in ("mixtral", "kimi", "llama_70b"))
+QWEN_VL = CONFIGS["qwen_vl"] | {"text_config": {**QWEN, "quantization_config": None, "dtype": "bfloat16"}}
 CHECKPOINTS = {
     "llama31_405b_fp8": LLAMA,
     "qwen3_235b_a22b_fp8": QWEN,
     "qwen3_vl_235b_bf16": QWEN_VL,
-    "deepseek_v32_fp8": DEEPSEEK,
+    "deepseek_v32_fp8": CONFIGS["deepseek"],
     "kimi_k25_int4": KIMI,
 }
 OWN = {"name", "served_name", "kv_cache", "source", "step_time", "config_json", "posterior", "fitted_with"}
@@ -104,20 +89,9 @@ def bytes_of(config: dict[str, Any]) -> int:
     return architecture.weight_bytes(replace(plain, **checkpoint.facts(config)))
 
 
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
-AWQ = {"quant_method": "awq", "w_bit": 4, "q_group_size": 128}
-W4A16 = {
-    "quant_method": "compressed-tensors",
-    "config_groups": {
-        "a": {"targets": ["Linear"], "weights": {"type": "int", "num_bits": 4, "group_size": 128}}
-    },
-    "ignore": ["lm_head"],
-}
-
-
 @pytest.mark.parametrize("quantization", [GPTQ, AWQ, W4A16], ids=lambda each: str(each["quant_method"]))
 def test_a_dense_checkpoint_in_4_bits_is_a_quarter_and_its_scales(quantization: dict[str, Any]) -> None:
-    assert bytes_of({**LLAMA_70B, "quantization_config": None}) == pytest.approx(141.1e9, rel=1e-3)
+    assert bytes_of(LLAMA_70B) == pytest.approx(141.1e9, rel=1e-3)
     assert bytes_of(quantised(LLAMA_70B, **quantization)) == pytest.approx(39.5e9, rel=1e-3)
 
 
@@ -147,46 +121,12 @@ def test_what_stays_in_16_bits_computes_at_its_own_peak() -> None:
     assert both.weight_read_s > 1.15 * fp8.weight_read_s
 
 
-def with_kept(config: dict[str, Any], *kept: Any, **quantization: Any) -> dict[str, Any]:
-    return quantised(config, **{"quant_method": "fp8", **quantization}, modules_to_not_convert=list(kept))
-
-
-UNREADABLE: list[tuple[dict[str, Any], str]] = [
-    (with_kept(LLAMA, "model.layers.3.mlpp"), "leaves model.layers.3.mlpp as it is, which is no part of the"),
-    (with_kept(LLAMA, "model.layers.3.self_attn.o_proj"), "part of the attention of layer 3 in 16 bits"),
-    (with_kept(LLAMA, "model.layers.3.self_attn"), "attention of 1 layers but feed-forward of 0 in 16 bits"),
-    (
-        with_kept(QWEN, "model.layers.3.mlp.experts"),
-        "a mixture with some of its layers or experts in 16 bits",
-    ),
-    (with_kept(QWEN, "model.layers.3.self_attn"), "a mixture with some of its layers or experts in 16 bits"),
-    (with_kept(LLAMA, 3), "modules_to_not_convert is no list of names"),
-    (with_kept(LLAMA, "re:(a*)*b"), "regular expression (a*)*b is too intricate"),
-    (with_kept(LLAMA, "re:[a"), "[a is no regular expression"),
-    (with_kept({**LLAMA, "num_hidden_layers": 2**40}, "lm_head"), "are too many to read which of them stay"),
-    (
-        with_kept(LLAMA, weight_block_size=[64, 64]),
-        "weight_block_size=[64, 64] is not modelled, only [128, 128]",
-    ),
-    (quantised(LLAMA, **{**GPTQ, "bits": 8}), "bits=8 is not modelled, only 4"),
-    (quantised(LLAMA, **{**GPTQ, "group_size": 7}), "group_size=7 is not modelled, only 8 to 1024"),
-    (quantised(LLAMA, **GPTQ, dynamic={"-:.*down.*": {}}), "quantization_config.dynamic is not modelled"),
-    (quantised(LLAMA, **GPTQ, lm_head=True), "lm_head=True is not modelled, only False"),
-    (
-        quantised(
-            LLAMA, **{**W4A16, "config_groups": {"a": {**W4A16["config_groups"]["a"], "targets": ["x"]}}}
-        ),
-        "targets=['x'] is not modelled, only ['Linear']",
-    ),
-]
-
-
 @pytest.mark.parametrize(
     "kept",
     ["model.visual.blocks.3.attn.qkv", "model.layers.126.eh_proj", "re:.*norm.*", "language_model.lm_head"],
 )
 def test_what_is_not_modelled_may_stay_as_it_is(kept: str) -> None:
-    facts = checkpoint.facts(with_kept(LLAMA, kept))
+    facts = checkpoint.facts(quantised(LLAMA, quant_method="fp8", modules_to_not_convert=[kept]))
     assert (facts["weights"], facts["bf16_attention"], facts["bf16_layers"]) == ("fp8", False, 0)
 
 
@@ -200,52 +140,30 @@ def test_mixtral_has_its_published_sizes() -> None:
 @pytest.mark.parametrize("gate", ["model.layers.{}.block_sparse_moe.gate", "re:.*block_sparse_moe.gate"])
 def test_mixtral_in_fp8_is_read_by_its_own_names(gate: str) -> None:
     kept = ["lm_head", *(gate.format(layer) for layer in range(32))]
-    eight = {**MIXTRAL, "quantization_config": {"quant_method": "fp8", "ignored_layers": kept}}
+    eight = quantised(MIXTRAL, quant_method="fp8", ignored_layers=kept)
     assert checkpoint.facts(eight)["weights"] == "fp8"
     one_expert = [*kept, "model.layers.0.block_sparse_moe.experts.0.w1"]
     with pytest.raises(ValueError, match="part of the experts of layer 0 in 16 bits"):
-        checkpoint.facts(
-            {**eight, "quantization_config": {"quant_method": "fp8", "ignored_layers": one_expert}}
-        )
+        checkpoint.facts(quantised(MIXTRAL, quant_method="fp8", ignored_layers=one_expert))
 
 
 def test_a_mixture_in_4_bits_is_so_whole_unless_only_its_experts_are() -> None:
-    assert checkpoint.facts(quantised(KIMI, **INT4))["weights"] == "int4"
+    assert (
+        checkpoint.facts(quantised(KIMI, **KIMI["quantization_config"] | {"ignore": []}))["weights"] == "int4"
+    )
     assert checkpoint.facts(KIMI)["weights"] == "int4_experts"
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    (
-        {"architectures": ["MambaForCausalLM"]},
-        "architecture MambaForCausalLM is not modelled; there are Llama",
-    ),
-    ({}, "architecture none is not modelled"),
-    ({key: value for key, value in QWEN.items() if key != "num_experts"}, "has no num_experts"),
-    ({**QWEN, "num_experts": "many"}, "num_experts=many is not a count"),
-    ({**QWEN, "num_experts": True}, "num_experts=True is not a count"),
-    ({**QWEN, "num_experts_per_tok": 129}, "num_experts_per_tok=129 is above num_experts=128"),
-    ({**DEEPSEEK, "first_k_dense_replace": 62}, "first_k_dense_replace=62 is above num_hidden_layers=61"),
-    ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers=0 must be at least 1"),
-    ({**LLAMA, "num_key_value_heads": None}, "num_key_value_heads=None must be at least 1"),
-    ({**QWEN_VL, "text_config": [1]}, "text_config=[1] is not a mapping"),
-    ({**LLAMA, "quantization_config": {"config_groups": {"a": [1]}}}, "a=[1] is not a mapping"),
-    (
-        {**LLAMA, "quantization_config": {**INT4, "config_groups": {"a": {"weights": {"type": [1]}}}}},
-        "quantization_config of compressed-tensors is not modelled",
-    ),
-    ({**MIXTRAL, "sliding_window": 4096}, "sliding_window=4096 is not modelled: every token attends to all"),
-    ({**QWEN, "mlp_only_layers": [0]}, "mlp_only_layers=[0] is not modelled, only []"),
-    ({**DEEPSEEK, "v_head_dim": 64}, "v_head_dim=64 other than qk_nope_head_dim"),
-    ({**QWEN, "quantization_config": {"quant_method": "hqq"}}, "quantization_config of hqq is not modelled"),
-    ({**LLAMA, "quantization_config": None, "torch_dtype": "float32"}, "weights of type float32"),
-]
+REFUSED = yaml.safe_load((DATA / "refused_checkpoints.yaml").read_text())
 
 
 @pytest.mark.battery("wrong input")
-@pytest.mark.parametrize(("config", "message"), UNREADABLE + REFUSED)
-def test_what_is_not_modelled_is_refused_in_one_line(config: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("name", "changes", "message"), REFUSED)
+def test_what_is_not_modelled_is_refused_in_one_line(
+    name: str, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the message is looked at below
-        checkpoint.facts(config)
+        checkpoint.facts(CONFIGS.get(name, {}) | changes)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

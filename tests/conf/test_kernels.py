@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,22 +20,26 @@ from loadgen.cli.words import all_kernels
 from loadgen.predict.draws import uncertain
 from loadgen.predict.grid import ratio
 from loadgen.studies import published_tables
-from serve_apps.engine_model.cost.step_time import Batch, roofline
+from serve_apps.engine_model.cost.step_time import Batch, Roofline, roofline
 from serve_apps.engine_model.engine.kinds import EngineKind
 from tests.benchmarks import backends
 from tests.support.runs.verdict_trees import text_of
-from tests.support.words.recipe_words import DEEPSEEK, env, resolve
+from tests.support.words.recipe_words import resolve
 
 STEP = "engine.kernel_ratio.step"
 QUICK = ("search.budget_s=600",)
 BATCH = Batch(decode_tokens=64, context_tokens=400_000, sequences=64)
+DATA = Path(__file__).parents[1] / "data"
+OF_RECIPES = yaml.safe_load((DATA / "attention_backends.yaml").read_text())
 OFF, KIMI = "engine=simulated_triton", ("model=kimi_k25_int4", "layout=dp1_tp4")
 
 
-def step_s(experiment: Experiment, batch: Batch = BATCH) -> float:
-    return roofline(
-        experiment.model, experiment.hardware, experiment.layout, experiment.engine.kernel_ratio
-    ).duration_s(batch)
+def costs(experiment: Experiment) -> Roofline:
+    return roofline(experiment.model, experiment.hardware, experiment.layout, experiment.engine.kernel_ratio)
+
+
+def step_s(experiment: Experiment) -> float:
+    return costs(experiment).duration_s(BATCH)
 
 
 @pytest.mark.parametrize("subject", published_tables.PUBLISHED_MODELS, ids=lambda subject: subject.name)
@@ -108,10 +113,7 @@ def test_a_release_that_was_measured_moves_launches_and_whole_steps(words: list[
     experiment = load(words)
     plain = replace(experiment, engine=replace(experiment.engine, kernel_ratio=None))  # type: ignore[call-arg]
     launch, step = (experiment.model.posterior.releases[release][time][1] for time in ("launch", "step"))
-    there, fit = (
-        roofline(each.model, each.hardware, each.layout, each.engine.kernel_ratio)
-        for each in (experiment, plain)
-    )
+    there, fit = costs(experiment), costs(plain)
     assert there.launch_s == pytest.approx(fit.launch_s * launch * step)
     assert there.decode_gemm_token_s == pytest.approx(fit.decode_gemm_token_s * step)
     assert not [transfer for transfer in transfers(experiment) if transfer.text.startswith("engine")]
@@ -156,8 +158,7 @@ def test_a_calibration_holds_beside_other_kernels_and_has_no_constant_of_them(tm
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_known_backend_scales_reads_and_prefill_attention_alone(backend: str) -> None:
     experiment, plain = load([f"engine.attention_backend={backend}"]), load()
-    cost = roofline(experiment.model, experiment.hardware, experiment.layout, experiment.engine.kernel_ratio)
-    of = roofline(plain.model, plain.hardware, plain.layout)
+    cost, of = costs(experiment), costs(plain)
     read, attention = (ends[1] for ends in BACKENDS[backend])
     assert cost.context_token_s == pytest.approx(of.context_token_s * read)
     assert cost.attention_pair_s == pytest.approx(of.attention_pair_s * attention)
@@ -188,30 +189,11 @@ UNKNOWN = (
 )
 
 
-@pytest.mark.parametrize(
-    ("given", "version", "backend", "known"),
-    [
-        ([], "0.33.0", "ROCM_AITER_FA", True),
-        (["engine.args.attention_backend=null"], "0.33.0", "ROCM_ATTN", True),
-        (["engine.args.attention_backend=triton_attn"], "0.33.0", "TRITON_ATTN", True),
-        (["engine.args.attention_backend=ROCM_FANCY"], "0.33.0", "ROCM_FANCY", False),
-        (["engine.args.attention_backend=null"], "0.20.0", "OF VLLM'S OWN CHOICE", False),
-        ([], "0.11.0", "ROCM_AITER_FA", True),
-        ([env("VLLM_ROCM_USE_AITER", 0)], "0.11.0", "TRITON_ATTN", True),
-        ([env("VLLM_ROCM_USE_AITER_MHA", 0)], "0.11.0", "TRITON_ATTN", True),
-        ([env("VLLM_ROCM_USE_AITER_UNIFIED_ATTENTION", 1)], "0.11.0", "ROCM_AITER_UNIFIED_ATTN", True),
-        ([env("VLLM_ATTENTION_BACKEND", "ROCM_ATTN")], "0.11.0", "ROCM_ATTN", True),
-        (["engine.recipe=published"], "0.11.0", "ROCM_AITER_FA", True),
-        (["hardware=h100"], "0.33.0", "", True),
-        ([*DEEPSEEK], "0.33.0", "", True),
-        ([*DEEPSEEK, "engine.args.attention_backend=TRITON_MLA"], "0.33.0", "TRITON_MLA", False),
-    ],
-)
+@pytest.mark.parametrize(("given", "version", "backend", "known"), OF_RECIPES)
 def test_a_recipe_says_its_backend_and_notes_one_whose_speed_is_unknown(
     given: list[str], version: str, backend: str, known: bool
 ) -> None:
-    process = ["engine.server=process"] if "engine.recipe=published" in given else []
-    result = resolve([*given, *process], version)
+    result = resolve(given, version)
     assert result.attention.upper() == backend
     assert bool(result.unknown_speed) == (not known)
     assert (result.unknown_speed in result.notes) == (not known)
@@ -221,17 +203,13 @@ def test_an_emulated_vllm_has_the_steps_of_the_backend_that_its_recipe_names() -
     from serve_apps.vllm_emulated.gpu import EmulatedGpu
 
     experiment = load(["engine=vllm_emulated"])
-    of = EmulatedGpu.from_specs(experiment.engine, experiment.model, experiment.hardware, experiment.layout)  # type: ignore[arg-type]
-    slow = EmulatedGpu.from_specs(
-        experiment.engine, experiment.model, experiment.hardware, experiment.layout, "TRITON_ATTN"
-    )  # type: ignore[arg-type]
-    assert slow.costs.context_token_s == pytest.approx(
-        of.costs.context_token_s * BACKENDS["TRITON_ATTN"][0][1]
+    parts: Any = experiment.engine, experiment.model, experiment.hardware, experiment.layout
+    own, slow, same = (
+        EmulatedGpu.from_specs(*parts, *backend) for backend in ([], ["TRITON_ATTN"], ["ROCM_FANCY"])
     )
-    same = EmulatedGpu.from_specs(
-        experiment.engine, experiment.model, experiment.hardware, experiment.layout, "ROCM_FANCY"
-    )  # type: ignore[arg-type]
-    assert same == of
+    ratio = BACKENDS["TRITON_ATTN"][0][1]
+    assert slow.costs.context_token_s == pytest.approx(own.costs.context_token_s * ratio)
+    assert same == own
 
 
 def test_a_dry_run_of_vllm_says_a_backend_whose_speed_is_unknown(capsys: Any) -> None:

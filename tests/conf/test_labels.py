@@ -1,53 +1,28 @@
-"""conf.compose: names beside a figure, and external endpoints as far as words say."""
+"""conf.compose: names beside a figure, external endpoints as words say, and what conversations overrule."""
 
 from pathlib import Path
 
 import pytest
+import yaml
 
 from analysis.results.experiment_facts import describe, named
-from conf import load
+from conf import ConfigError, load
 from conf.compose import dump
+from conf.specs.experiment import Experiment
+from loadgen.cli.words import experiment_of as asked
 
+LABELS = yaml.safe_load((Path(__file__).parents[1] / "data" / "labels.yaml").read_text())
 URL = ["engine=external", "target.urls=[http://x:1]"]
 
 
-@pytest.mark.parametrize(
-    ("words", "label"),
-    [
-        ([], "chat_5600_140: 5600/140 tokens"),
-        (
-            ["workload.input_tokens=200", "workload.output_tokens=50"],
-            "chat_5600_140 changed: 200/50 tokens",
-        ),
-        (["workload.input_tokens=5600"], "chat_5600_140: 5600/140 tokens"),
-        (["workload.prefix_hit=.5"], "chat_5600_140 changed: 5600/140 tokens, prefix_hit=0.5"),
-        (["workload=chat_5600_140_varied"], "chat_5600_140_varied: 5600/140 tokens in the mean"),
-        (
-            ["workload.output_tokens={kind: mixture, values: [2, 200], weights: [.5, .5]}"],
-            "chat_5600_140 changed: 5600/101 tokens in the mean",
-        ),
-        (["workload.arrivals.kind=constant"], "chat_5600_140: 5600/140 tokens"),
-        (["workload.name=mine", "workload.input_tokens=7"], "mine: 7/140 tokens"),
-        (["workload=character"], "character: unknown/unknown tokens in the mean"),
-    ],
-)
+@pytest.mark.parametrize(("words", "label"), LABELS["workloads"])
 def test_a_workload_is_named_with_its_lengths_and_marked_where_it_is_not_its_file(
     words: list[str], label: str
 ) -> None:
     assert describe(load(words)).load == label
 
 
-@pytest.mark.parametrize(
-    ("words", "name", "gpus"),
-    [
-        ([], "dp1_tp8_ep8", 8),
-        (["layout.replicas_per_node=4", "layout.tensor_parallel=2"], "4 x TP2/EP2", 8),
-        (["layout=dp2_tp4_ep4", "layout.expert_parallel=false"], "2 x TP4", 8),
-        (["layout=2p1d", "layout.prefill.per_node=1"], "1 x TP2/EP2 prefill + 1 x TP4/EP4 decode", 6),
-        (["layout.tensor_parallel=8", "layout.max_num_seqs=64"], "dp1_tp8_ep8", 8),
-        (["layout.tensor_parallel=4", "layout.name=mine"], "mine", 4),
-    ],
-)
+@pytest.mark.parametrize(("words", "name", "gpus"), LABELS["layouts"])
 def test_a_layout_is_named_by_its_engines_where_they_are_not_those_of_its_file(
     words: list[str], name: str, gpus: int, tmp_path: Path
 ) -> None:
@@ -98,3 +73,61 @@ def test_a_served_name_is_no_name_of_the_model_whose_constants_an_engine_of_ours
     assert (simulated.name, simulated.served_name) == (load().model.name, served)
     saved.write_text(dump(load([*URL, "model=tiny_qwen3_moe", "layout=dp1_tp1"])))
     assert load(["engine=simulated"], saved).model.name == "tiny-qwen3-moe"
+
+
+CHATS = "workload=character"
+BESIDE = [
+    ("workload.input_tokens.mean=3000", "max_prompt_tokens"),
+    ("workload.input_tokens.kind=fixed", "max_prompt_tokens"),
+    ("workload.input_tokens={mean: 3000, kind: conversation}", "max_prompt_tokens"),
+    ("workload.output_tokens.mean=70", "answer_tokens.mean"),
+    ("workload.prefix_hit=.5", "system_tokens and character_tokens.mean"),
+    ("workload.session_hit=.5", "turns and truncation"),
+    ("workload.sessions=100", "turns, the messages of a session"),
+]
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    """That of a run of conversations, with the means that they came to."""
+    return asked("sweep", [CHATS], None)
+
+
+@pytest.fixture(scope="module")
+def saved(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its config.yaml."""
+    path = tmp_path_factory.mktemp("run") / "config.yaml"
+    path.write_text(dump(experiment))
+    return path
+
+
+@pytest.mark.parametrize(("word", "instead"), BESIDE)
+def test_a_word_that_conversations_overrule_is_refused_and_their_own_named(
+    word: str, instead: str, saved: Path
+) -> None:
+    key = ".".join(word.partition("=")[0].split(".")[:2])
+    for words, base in (([CHATS], None), ([], saved)):
+        with pytest.raises(ConfigError) as refused:
+            load([*words, word], base)
+        assert str(refused.value).startswith(f"{key}: conversations ")
+        assert f"or set workload.conversations.{instead}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "word", ["workload.input_tokens.kind=conversation", "workload.prefix_hit=0", "workload.sessions=0"]
+)
+def test_a_word_that_says_what_is_so_is_taken(word: str) -> None:
+    assert load([CHATS, word]) == load([CHATS])
+
+
+def test_without_conversations_the_same_words_rule() -> None:
+    fixed = [f"workload.{name}_tokens={{kind: fixed, mean: 50}}" for name in ("input", "output")]
+    workload = load([CHATS, "workload.conversations=null", *fixed, "workload.prefix_hit=.5"]).workload
+    assert (workload.input_tokens.mean, workload.prefix_hit) == (50, 0.5)
+
+
+def test_a_saved_experiment_with_its_means_is_read_again(saved: Path, experiment: Experiment) -> None:
+    assert experiment.workload.input_tokens.mean > 5000
+    assert load(base=saved) == experiment == asked("sweep", [], saved)
+    shorter = asked("sweep", ["workload.conversations.max_prompt_tokens=4096"], saved)
+    assert shorter.workload.input_tokens.mean < experiment.workload.input_tokens.mean

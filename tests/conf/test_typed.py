@@ -1,18 +1,22 @@
-"""conf.typed: a tree becomes a spec, or every error of it is a line with its key and its file."""
+"""conf.typed: a tree becomes a spec, or each error a line with its key; an editor accepts the same."""
 
 import copy
+import json
 import random
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from pydantic import TypeAdapter
 
 from conf import ConfigError, load
 from conf.compose import dump
+from conf.io import bounded_yaml
 from conf.specs.workload import Arrivals
-from conf.typed import fits
+from conf.typed import fits, schema_text
+from conf.words import ROOT
 
 TREE = yaml.safe_load(dump(load()))
 
@@ -106,3 +110,48 @@ def test_other_readers_of_a_spec_keep_their_own_rules() -> None:
     """The strict rules of a configuration belong to its reader, not to the class."""
     assert fits(Arrivals, {"kind": "poisson"}) and not fits(Arrivals, {"kind": "gamma", "burstiness": "2"})
     assert TypeAdapter(Arrivals).validate_python({"kind": "gamma", "burstiness": "2"}).burstiness == 2
+
+
+SCHEMA = json.loads(schema_text())
+SPECS = {"slo": "Slo", "hardware": "Hardware", "workload": "Workload", "model": "Model", "layout": "Layout"}
+
+
+def is_valid(tree: object, schema: dict[str, object] = SCHEMA) -> bool:
+    return not list(jsonschema.Draft202012Validator(schema).iter_errors(tree))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "engine=simulated workload=character",
+        "engine=vllm cluster=mi325x_1n",
+        "engine=vllm_cpu",
+        "engine=vllm_emulated",
+        "engine=external target.urls=[http://127.0.0.1:1]",
+    ],
+)
+def test_every_saved_experiment_is_valid(words: str) -> None:
+    assert is_valid(yaml.safe_load(dump(load(words.split()))))
+
+
+@pytest.mark.parametrize("path", [p for group in SPECS for p in ROOT.glob(f"{group}/*.yaml")], ids=str)
+def test_every_file_of_a_group_is_valid(path: Path) -> None:
+    reference = {"$ref": f"#/$defs/{SPECS[path.parent.name]}", "$defs": SCHEMA["$defs"]}
+    assert is_valid(bounded_yaml.read(path.read_text()), reference)
+
+
+@pytest.mark.parametrize(
+    ("group", "changes", "holds"),
+    [
+        ("slo", {"itl_p99_ms": 80}, True),
+        ("slo", {"itl_p99_ms": -1}, False),
+        ("slo", {"ttft_p90_ms": 0}, False),
+        ("slo", {"ttft": 3}, False),
+        ("fleet", {"actors": 0}, False),
+        ("fleet", {"actors": 1.5}, False),
+        ("engine", {"kind": "vllm"}, False),
+        ("workload", {"prompt": "letter"}, False),
+    ],
+)
+def test_a_wrong_key_or_value_is_marked(group: str, changes: dict[str, object], holds: bool) -> None:
+    assert is_valid({**TREE, group: TREE[group] | changes}) == holds

@@ -35,12 +35,8 @@ os.system("echo and a child")
 """
 
 
-def run(script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=HOME)
-
-
 def test_stdout_is_ours_alone() -> None:
-    done = run(OTHERS)
+    done = subprocess.run([sys.executable, "-c", OTHERS], capture_output=True, text=True, cwd=HOME)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ['{"ours": 1}', "afterwards", "and a child"]
     assert {"from Python", "from a child", "from native code"} <= set(done.stderr.splitlines())
