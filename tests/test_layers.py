@@ -6,93 +6,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("conf", "analysis", "serve_apps", "cluster", "loadgen")
-ALLOWED = {
-    "conf": {"conf"},
-    "analysis": {"conf", "analysis"},
-    "serve_apps": {"conf", "serve_apps"},
-    "cluster": {"conf", "cluster"},
-    "loadgen": {"conf", "analysis", "loadgen"},
-}
-CONFINED = {
-    "ray": {
-        "conf/ray_patches.py",
-        "cluster/ray_session/session.py",
-        "cluster/deployment/deploy.py",
-        "cluster/deployment/serve_state.py",
-        "cluster/preflight/gpus.py",
-        "cluster/preflight/preflight.py",
-        "serve_apps/simulated/app.py",
-        "serve_apps/routing/serve_routers.py",
-        "serve_apps/routing/prefix_router.py",
-        "serve_apps/vllm_engine/app.py",
-        "serve_apps/vllm_engine/replica.py",
-        "loadgen/fleet/ray_actors.py",
-    },
-    "vllm": {
-        "serve_apps/vllm_engine/replica.py",
-        "serve_apps/vllm_emulated/connector.py",
-        "serve_apps/vllm_emulated/executor.py",
-        "serve_apps/vllm_emulated/platform.py",
-    },
-    "torch": {"serve_apps/vllm_emulated/executor.py"},
-    "zmq": {"serve_apps/vllm_emulated/kv_transfer.py"},
-    "matplotlib": {"analysis/figures/canvas.py"},
-    "aiohttp": {
-        "serve_apps/routing/asgi.py",
-        "serve_apps/vllm_engine/app.py",
-    },
-    "prometheus_client": {"analysis/live/prometheus_text.py", "loadgen/run/samplers.py"},
-}
-ROOTS = {
-    "analysis/acts.py",
-    "cluster/__main__.py",
-    "serve_apps/__main__.py",
-    "loadgen/cli/words.py",
-    "loadgen/cli/deployment.py",
-    "loadgen/cli/service.py",
-    "loadgen/cli/engine_model.py",
-}
-"""Composition roots, the only files that join rooms: each command, and in `loadgen/cli` a deployed service, a
-configuration that an engine would refuse, and the engine model."""
-FLOORS = {
-    "conf": (("io",), ("specs",)),
-    "analysis": (
-        ("stats",),
-        ("rows",),
-        ("capacity", "quality"),
-        ("results",),
-        ("calibration", "planning", "exchange"),
-        ("recommendation",),
-        ("views",),
-        ("figures", "live"),
-        ("report",),
-        ("notebooks",),
-    ),
-    "serve_apps": (
-        ("routing", "engine_model/cost"),
-        ("vllm_recipes", "engine_model/engine"),
-        ("engine_model/service",),
-        ("simulated", "vllm_emulated"),
-        ("vllm_engine",),
-    ),
-    "cluster": (("ray_session",), ("deployment", "preflight", "manifests")),
-    "loadgen": (
-        ("search", "traffic"),
-        ("prompts",),
-        ("fleet",),
-        ("drive", "predict"),
-        ("run",),
-        ("studies",),
-        ("cli",),
-    ),
-}
-"""Floors of each room from the ground up: a folder imports itself and lower floors only. Files that stand
-directly in a room are its roof and may import all of it."""
+RULES = yaml.safe_load((ROOT / "tests" / "data" / "layers.yaml").read_text())
+ALLOWED: dict[str, list[str]] = RULES["allowed"]
+FLOORS: dict[str, list[list[str]]] = RULES["floors"]
+CONFINED: dict[str, list[str]] = RULES["confined"]
 FORBIDDEN_NAMES = ("utils", "util", "common", "helpers", "helper", "manager", "misc")
-SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+SOURCES = [path for room in ALLOWED for path in sorted((ROOT / room).rglob("*.py"))]
 
 
 @cache
@@ -132,14 +54,6 @@ def floor(room: str, inside: str) -> tuple[int, str]:
     return len(FLOORS[room]), ""
 
 
-SHOWING = (
-    "analysis/planning/plan.py",
-    "analysis/results/runs.py",
-    "analysis/results/studies.py",
-)
-"""Files that hold or open a result and hand out its answer: they import `analysis.views` in a function."""
-
-
 def upward(path: Path, imports: set[str]) -> set[str]:
     """Which imports of a file are from a floor that is not below its own."""
     room, *inside = path.relative_to(ROOT).with_suffix("").parts
@@ -148,20 +62,20 @@ def upward(path: Path, imports: set[str]) -> set[str]:
     for name in imports:
         if name.startswith(f"{room}."):
             there, other = floor(room, name.removeprefix(f"{room}."))
-            shows = str(path.relative_to(ROOT)) in SHOWING and other == "views"
+            shows = str(path.relative_to(ROOT)) in RULES["showing"] and other == "views"
             if other and other != folder and there >= height and not shows:
                 result.add(name)
     return result
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", ALLOWED)
 def test_imports_go_one_way_and_heavy_ones_stay_where_they_belong(room: str) -> None:
     for path in SOURCES:
         name = str(path.relative_to(ROOT))
-        if name.startswith(f"{room}/") and name not in ROOTS:
+        if name.startswith(f"{room}/") and name not in RULES["roots"]:
             roots = {each.split(".")[0] for each in imported(path)}
-            ours = roots & set(ROOMS)
-            assert ours <= ALLOWED[room], f"{name} imports {ours - ALLOWED[room]}"
+            ours = roots & set(ALLOWED)
+            assert ours <= set(ALLOWED[room]), f"{name} imports {ours - set(ALLOWED[room])}"
             strange = [package for package in roots & set(CONFINED) if name not in CONFINED[package]]
             assert not strange, f"{name} imports {strange}"
 

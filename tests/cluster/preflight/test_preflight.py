@@ -1,8 +1,10 @@
 """Preflight: what tools and kernel files say, as captured, and how it is judged."""
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from cluster.preflight.gpus import Gpu
 from cluster.preflight.judges import check_node
 from cluster.ray_session.own_machine import MOST_STREAMS
 from tests.support.machine.node_files import (
+    CASES,
     GIB,
     HBM,
     HEALTHY,
@@ -215,116 +218,71 @@ SEEN = InspectedNode(
 )
 
 
+Facts = Mapping[str, Any]
+NONE: Facts = MappingProxyType({})
+
+
 def findings(node: InspectedNode, expected: Expected = MI325X) -> dict[str, Finding]:
     result = [check_node(check, node, expected) for check in table("nodes")]
     return {finding.check: finding for finding in result if finding is not None}
 
 
-def host(**fields: Any) -> InspectedNode:
-    return replace(SEEN, host=replace(HEALTHY, **fields))
-
-
-def fact(name: str, value: str | float | None) -> InspectedNode:
-    return host(facts={**HEALTHY.facts, name: value})
-
-
-def one_gpu(**facts: Any) -> InspectedNode:
-    return host(gpus=(replace(HEALTHY.gpus[0], **facts), *HEALTHY.gpus[1:]))  # type: ignore[index]
+def differing(
+    facts: Facts = NONE, gpu: Facts = NONE, count: int = 8, host: Facts = NONE, **node: Any
+) -> InspectedNode:
+    """The healthy node, except for these facts, these fields of GPU 0, of the host and of the node."""
+    first, *others = HEALTHY.gpus or ()
+    gpus = (replace(first, **gpu), *others)[:count]
+    changed = {"facts": {**HEALTHY.facts, **facts}, "gpus": gpus, **host}
+    return replace(SEEN, host=replace(HEALTHY, **changed), **node)
 
 
 def test_a_healthy_node_passes_everything() -> None:
     assert {(finding.status, finding.remedy) for finding in findings(SEEN).values()} == {("pass", "")}
 
 
-BAD: dict[str, tuple[InspectedNode, str, str, str]] = {
-    "a GPU is missing": (host(gpus=HEALTHY.gpus[:7]), "GPUs", "fail", "cluster.gpus_per_node"),  # type: ignore[index]
-    "another GPU": (one_gpu(name="AMD Instinct MI300X"), "GPUs", "fail", "hardware="),
-    "another architecture": (one_gpu(name=None, arch="gfx950"), "GPUs", "fail", "hardware="),
-    "no GPU at all": (host(gpus=()), "GPUs", "fail", "/dev/kfd"),
-    "hidden GPUs": (host(gpus=None), "GPUs", "unknown", "/sys/class/kfd"),
-    "Ray sees none": (
-        replace(host(amdsmi=False), ray_gpus=0.0),
-        "GPUs in Ray",
-        "fail",
-        "--num-gpus 8 (Python cannot import amdsmi)",
-    ),
-    "emulated": (fact("emulated GPU", "1"), "emulated GPU", "fail", "unset MAXQPS_EMULATED_GPU"),
-    "ECC": (one_gpu(ecc_errors=2), "ECC errors", "fail", "replace GPU 0"),
-    "ECC unread": (one_gpu(ecc_errors=None), "ECC errors", "unknown", ""),
-    "VRAM in use": (fact("VRAM", 90.0), "VRAM", "fail", "still holds"),
-    "a partition": (one_gpu(vram_bytes=HBM / 8), "VRAM size", "warn", "GPU 0: set hardware.hbm_bytes"),
-    "old firmware": (one_gpu(mec_firmware=166), "MEC firmware", "fail", "HSA_NO_SCRATCH_RECLAIM=1"),
-    "firmware half told": (one_gpu(mec_firmware=None), "MEC firmware", "unknown", ""),
-    "a link over PCIe": (one_gpu(links=frozenset({1, 2, 3})), "XGMI links", "fail", "GPU 0"),
-    "mixed NUMA nodes": (one_gpu(numa_node=1), "NUMA node of GPUs", "warn", "one NUMA node"),
-    "PyTorch fails": (replace(SEEN, devices={"0": 1, "1": None}), "GPUs in PyTorch", "fail", "GPU 1 alone"),
-    "PyTorch untried": (replace(SEEN, devices=None), "GPUs in PyTorch", "unknown", ""),
-    "ROCR alone": (host(shown={"ROCR_VISIBLE_DEVICES": "0"}), "device variables", "fail", "unset"),
-    "HIP is not CUDA": (
-        host(shown={"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}),
-        "device variables",
-        "fail",
-        "unset",
-    ),
-    "a dead variable": (fact("VLLM_* variables", "VLLM_USE_V1"), "VLLM_* variables", "warn", "remove"),
-    "small /dev/shm": (fact("/dev/shm", 64 * 2**20), "/dev/shm", "fail", "/dev/shm"),
-    "few files": (fact("open files", 1024), "open files", "fail", "ulimit -n 65536"),
-    "NUMA balancing": (fact("NUMA balancing", 1), "NUMA balancing", "fail", "kernel.numa_balancing=0"),
-    "C2": (fact("CPU sleep state C2", "on"), "CPU sleep state C2", "warn", "cpupower"),
-    "SMT": (fact("SMT", "on"), "SMT", "warn", "SMT"),
-    "no weights": (fact("weights equal", None), "weights", "fail", "mount"),
-    "ports": (fact("replicas' ports", 51), "replicas' ports", "fail", "MIN_HTTP_PORT"),
-    "no chrony": (fact("chrony", None), "chrony", "unknown", "install chrony"),
-    "clock unreported": (replace(SEEN, clock_s=None), "clock", "unknown", ""),
-    "clock close, trip slow": (replace(SEEN, clock_s=(1e-4, 2e-3)), "clock", "unknown", "chronyc"),
-    "clock off": (replace(SEEN, clock_s=(-8e-3, 2e-3)), "clock", "warn", "chrony"),
-    "clock far off": (replace(SEEN, clock_s=(0.2, 2e-3)), "clock", "fail", "chrony"),
-}
-
-
-@pytest.mark.parametrize(("node", "check", "status", "remedy"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("check", "status", "remedy", "how"), CASES["bad"].values(), ids=CASES["bad"])
 def test_a_known_bad_node_is_told_with_its_remedy(
-    node: InspectedNode, check: str, status: str, remedy: str
+    check: str, status: str, remedy: str, how: dict[str, Any]
 ) -> None:
-    finding = findings(node)[check]
+    finding = findings(differing(**how))[check]
     assert (finding.status, finding.node) == (status, "10.0.0.1")
     assert remedy in finding.remedy
 
 
 def test_weights_that_are_not_there_are_told_with_their_reason() -> None:
-    bare = fact("weights equal", None)
-    finding = findings(replace(bare, host=replace(bare.host, weights="no weights in /models")))["weights"]
+    bare = differing({"weights equal": None}, host={"weights": "no weights in /models"})
+    finding = findings(bare)["weights"]
     assert (finding.status, finding.figure) == ("fail", "no weights in /models")
     unnamed = findings(SEEN, replace(MI325X, model_path=""))["weights"]
     assert unnamed.status == "unknown" and "engine.model_path is empty" in unnamed.figure
 
 
 def test_a_front_that_queues_is_told_in_a_joined_cluster() -> None:
-    head = replace(fact("HAProxy's streams", MOST_STREAMS - 1), is_head=True)
+    head = differing({"HAProxy's streams": MOST_STREAMS - 1}, is_head=True)
     finding = findings(head, replace(MI325X, http_port=8000))["HAProxy's streams"]
     assert finding.status == "warn" and f"RAY_SERVE_HAPROXY_MAXCONN={MOST_STREAMS}" in finding.remedy
-    enough = replace(fact("HAProxy's streams", MOST_STREAMS), is_head=True)
+    enough = differing({"HAProxy's streams": MOST_STREAMS}, is_head=True)
     assert findings(enough, replace(MI325X, http_port=8000))["HAProxy's streams"].status == "pass"
     assert "HAProxy's streams" not in findings(head)
 
 
 def test_old_firmware_passes_with_its_workaround() -> None:
-    seen = one_gpu(mec_firmware=166)
-    seen = replace(seen, host=replace(seen.host, shown={"HSA_NO_SCRATCH_RECLAIM": "1"}))
+    seen = differing(gpu={"mec_firmware": 166}, host={"shown": {"HSA_NO_SCRATCH_RECLAIM": "1"}})
     assert findings(seen)["MEC firmware"].status == "pass"
 
 
 def test_a_laptop_without_gpus_is_told_what_it_could_not_check_and_fails_nothing() -> None:
     bare = dict.fromkeys(HEALTHY.facts) | {"python": "3.11", "ray": "2.60.0", "maxqps": "0.1.0"}
     bare |= {"open files": 1024, "NUMA balancing": 1, "/dev/shm": GIB}
-    node = replace(host(gpus=(), facts=bare, amdsmi=False), devices=None)
+    node = differing(bare, count=0, host={"amdsmi": False}, devices=None)
     status_of = findings(node, LAPTOP)
     of_gpus = {check.name for check in table("nodes") if check.where == "gpu"} | {"GPUs", "GPUs in Ray"}
     assert {status_of[name].status for name in of_gpus} == {"unknown"}
     assert (status_of["open files"].status, status_of["NUMA balancing"].status) == ("warn", "warn")
     assert status_of["/dev/shm"].status == "pass"
     assert "fail" not in {found.status for found in status_of.values()}
-    small = host(gpus=(), facts={**bare, "disk of Ray's folder": 4.0, "/dev/shm": 64 * 2**20})
+    small = differing({**bare, "disk of Ray's folder": 4.0, "/dev/shm": 64 * 2**20}, count=0)
     status_of = findings(small, LAPTOP)
     assert (status_of["/dev/shm"].status, status_of["disk of Ray's folder"].status) == ("warn", "warn")
     together = {found.check: found for found in compared([node], LAPTOP)}
@@ -333,14 +291,14 @@ def test_a_laptop_without_gpus_is_told_what_it_could_not_check_and_fails_nothing
 
 
 def test_the_halves_of_eight_gpus_are_asked_of_eight_gpus_only() -> None:
-    two = host(gpus=HEALTHY.gpus[:2])  # type: ignore[index]
+    two = differing(count=2)
     assert "NUMA node of GPUs" not in findings(two, replace(MI325X, gpus_per_node=2))
 
 
 @pytest.mark.parametrize("read", [None, ()], ids=["a driver", "no driver in sight"])
 def test_gpus_that_are_not_amds_are_unknown_and_get_none_of_amds_advice(read: tuple[()] | None) -> None:
     bad = {"CPU sleep state C2": "on", "SMT": "on", "NUMA nodes": 4.0}
-    node = host(gpus=read, amdsmi=False, facts={**HEALTHY.facts, **bad})
+    node = differing(bad, host={"gpus": read, "amdsmi": False})
     status_of = findings(node, replace(MI325X, hardware="H200 SXM", arch=""))
     assert {status_of[name].status for name in ("GPUs", "GPUs in Ray", "VRAM")} == {"unknown"}
     assert status_of["GPUs"].figure == "only AMD's GPUs are read"
@@ -349,11 +307,11 @@ def test_gpus_that_are_not_amds_are_unknown_and_get_none_of_amds_advice(read: tu
 
 def test_load_nodes_are_asked_only_for_what_concerns_them() -> None:
     role = {"name": "10.0.0.9", "role": "load", "ray_gpus": 0.0, "is_head": True}
-    load_node = replace(host(gpus=()), **role)
+    load_node = differing(count=0, **role)
     status_of = findings(load_node, replace(MI325X, http_port=8000))
     wanted = {"clock", "chrony", "open files", "listen backlog", "disk of Ray's folder", "Serve's HTTP port"}
     assert set(status_of) == wanted | {"HAProxy's streams"}
-    taken = replace(fact("Serve's HTTP port", "taken"), **role)
+    taken = differing({"Serve's HTTP port": "taken"}, **role)
     assert findings(taken, replace(MI325X, http_port=8000))["Serve's HTTP port"].status == "fail"
 
 
@@ -373,12 +331,12 @@ def test_equal_nodes_agree() -> None:
 @pytest.mark.parametrize(
     ("node", "check", "figure"),
     [
-        (fact("ray", "2.59.0"), "ray", "2.59.0 on 10.0.0.2; 2.60.0 on 10.0.0.1"),
-        (fact("vllm", None), "vllm", "nothing on 10.0.0.2"),
-        (fact("image", "sha256:2"), "image", "sha256:2 on 10.0.0.2"),
-        (fact("weights equal", "digest old"), "weights equal", "digest old on 10.0.0.2"),
-        (host(environment={}), "environment", "NCCL_MIN_NCHANNELS differ"),
-        (fact("GPUs equal", None), "GPUs equal", "nothing on 10.0.0.2"),
+        (differing({"ray": "2.59.0"}), "ray", "2.59.0 on 10.0.0.2; 2.60.0 on 10.0.0.1"),
+        (differing({"vllm": None}), "vllm", "nothing on 10.0.0.2"),
+        (differing({"image": "sha256:2"}), "image", "sha256:2 on 10.0.0.2"),
+        (differing({"weights equal": "digest old"}), "weights equal", "digest old on 10.0.0.2"),
+        (differing(host={"environment": {}}), "environment", "NCCL_MIN_NCHANNELS differ"),
+        (differing({"GPUs equal": None}), "GPUs equal", "nothing on 10.0.0.2"),
     ],
 )
 def test_nodes_that_differ_fail_and_say_where(node: InspectedNode, check: str, figure: str) -> None:
@@ -389,6 +347,6 @@ def test_nodes_that_differ_fail_and_say_where(node: InspectedNode, check: str, f
 
 
 def test_a_real_engine_needs_vllm_and_a_simulated_one_does_not() -> None:
-    node = fact("vllm", None)
+    node = differing({"vllm": None})
     for expected, status in ((MI325X, "fail"), (LAPTOP, "unknown")):
         assert {found.check: found.status for found in compared([node], expected)}["vllm"] == status

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster.preflight.gpus import Gpu
 from cluster.preflight.node_facts import Host
@@ -66,10 +67,8 @@ def install_amdsmi(
     monkeypatch.setitem(sys.modules, "amdsmi", module)
 
 
-HBM = 262128 * 2**20
-
-
-GIB = 2**30
+HBM, GIB = 262128 * 2**20, 2**30
+CASES = yaml.safe_load((Path(__file__).parents[2] / "data" / "preflight_nodes.yaml").read_text())
 
 
 def healthy_gpu(index: int) -> Gpu:
@@ -78,35 +77,7 @@ def healthy_gpu(index: int) -> Gpu:
 
 
 HEALTHY = Host(
-    facts={
-        "python": "3.12.3",
-        "ray": "2.60.0",
-        "maxqps": "0.1.0 source 1",
-        "vllm": "0.29.0",
-        "torch": "2.9",
-        "ROCm": "7.0.2",
-        "GPU driver": "6.12.12",
-        "GPUs equal": "8 x AMD Instinct MI325X gfx942",
-        "VRAM": 0.3,
-        "image": "sha256:1",
-        "weights equal": "digest abc",
-        "/dev/shm": 64 * GIB,
-        "chrony": 0.01,
-        "listen backlog": 4096,
-        "NUMA balancing": 0,
-        "CPU governor": "performance",
-        "CPU sleep state C2": "off",
-        "SMT": "off",
-        "NUMA nodes": 1.0,
-        "open files": 1048576,
-        "locked memory": "unlimited",
-        "disk of Ray's folder": 50.0,
-        "Serve's HTTP port": "free",
-        "HAProxy's streams": 30000,
-        "replicas' ports": 1001,
-        "VLLM_* variables": "all known",
-        "emulated GPU": "not set",
-    },
+    facts=CASES["healthy"],
     gpus=tuple(map(healthy_gpu, range(8))),
     amdsmi=True,
     environment={"NCCL_MIN_NCHANNELS": "1f"},
