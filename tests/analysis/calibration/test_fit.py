@@ -25,6 +25,7 @@ from conf.constants import constants, covariance, replaced
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.service import Replicas, Requests, Times, serve, serve_closed
 from tests.support.runs.golden import GOLDEN
+from tests.support.words.words import REFUSED
 
 TRUTH = {
     "model.step_time.layer_us": 118.0,
@@ -142,18 +143,7 @@ def test_the_constants_of_the_engine_that_was_measured_are_found_again(
     assert np.linalg.eigvalsh(np.array(known.rows)).min() > 0
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ([], "needs the folder of a run"),
-        (["nowhere"], "is not a run folder"),
-        (["r1-1", "layout=dp2_tp4_ep4", "--out", "."], "exists"),
-        (["r1-1", "engine.num_gpu_blocks=9"], "cannot serve these runs"),
-        (["r1-1", "r2-1", "r1-1"], "r1-1 is given twice"),
-        (["r1-1", "--out", "/nowhere/x.yaml"], "cannot write to /nowhere"),
-        (["r1-1", "concurrency=3"], "'concurrency=3' is not of the machine"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), REFUSED["words of calibrate"])
 def test_what_cannot_be_calibrated_is_refused_in_one_line(
     runs: list[str], words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ from conf import Experiment, load
 from conf.constants import constants, replaced
 from conf.io import bounded_yaml
 from serve_apps.vllm_engine.rendering import CASES, fits
+from tests.support.words.words import REFUSED
 
 STEP, REACHED = "model.step_time.", "hardware.efficiency."
 SCALES = {STEP + "deployment_scale": 1.0, STEP + "layout_scale": 1.0, REACHED + "compute": 1.0}
@@ -111,25 +112,7 @@ def test_a_forward_pass_has_no_host_no_step_and_no_logits() -> None:
     assert by_model(machine_of({STEP + "layer_us": 130.0}), batch) > by_model(base, batch)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("{}", "a list of cases"),
-        ("no json", "is no JSON of vllm bench forward"),
-        ('[{"case": "x"}]', "a case needs case, requests and median_us"),
-        (
-            '[{"case": "x", "median_us": 1, "requests": [{"query_len": 4, "kv_len": 2}]}]',
-            "impossible lengths",
-        ),
-        ('[{"case": "x", "median_us": -1, "requests": [{"query_len": 1, "kv_len": 2}]}]', "no time above 0"),
-        (
-            '[{"case": "", "median_us": 1, "requests": '
-            '[{"query_len": 4, "kv_len": 9, "num_draft_tokens": 3}]}]',
-            "verifies draft tokens",
-        ),
-        ('[{"case": "x", "median_us": 1, "requests": [{"query_len": 1, "kv_len": 2}]}]', "needs 8: python"),
-    ],
-)
+@pytest.mark.parametrize(("text", "why"), REFUSED["files of vllm bench forward"])
 def test_a_file_that_is_none_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, why: str
 ) -> None:
@@ -140,15 +123,7 @@ def test_a_file_that_is_none_is_refused_in_one_line(
     assert why in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["layout=1p1d_tp4_ep4"], "times one engine without ranks"),
-        (["layout=dp8_attention_ep8"], "times one engine without ranks"),
-        (["slo=default"], "is not of the machine"),
-        (["runs/x"], "with --forward the file alone is measured"),
-    ],
-)
+@pytest.mark.parametrize(("words", "why"), REFUSED["machines of vllm bench forward"])
 def test_what_the_bench_does_not_time_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], why: str
 ) -> None:

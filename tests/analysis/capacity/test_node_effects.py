@@ -19,7 +19,7 @@ from analysis.stats.estimate import Estimate
 from analysis.views.rates import node_facts
 from cluster.deployment import deploy, serve_state
 from cluster.ray_session.own_machine import serve_environment
-from conf import ConfigError, Experiment, load
+from conf import Experiment, load
 from loadgen.drive import programs
 from loadgen.drive.driver import Driver
 from loadgen.drive.load_feed import LoadPlan
@@ -266,24 +266,6 @@ def test_four_nodes_know_as_much_in_a_quarter_of_the_time() -> None:
     assert shorter <= longer / 4 and four.elapsed_s < one.elapsed_s / 3
     width, same = (math.log(c.high / c.low) for c in (four.capacity, one.capacity))
     assert width < 2 * same  # all nodes may have been in good times together, the more so the shorter the run
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["layout=dp2_tp4_ep4"], "use a layout with replicas_per_node=1"),
-        (["engine=external", "target.urls=[http://a:1,http://b:1]"], "set cluster.nodes=2"),
-        (
-            ["engine=external", "target.urls=[http://a:1,http://a:1]", "cluster.nodes=2"],
-            "one of target.urls for each node but there are 1",
-        ),
-        (["concurrency=8"], "use another routing, or rate_qps"),
-        (["routing.data_path=haproxy"], "per_node needs data_path=direct"),
-    ],
-)
-def test_a_stream_that_would_not_be_a_nodes_is_refused(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
-        load(["routing=per_node", *words])
 
 
 def test_only_streams_per_node_are_streams() -> None:

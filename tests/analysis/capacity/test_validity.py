@@ -15,6 +15,7 @@ from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import records
 from analysis.rows.records import table
 from conf.specs.experiment import Slo
+from tests.support.words.words import REFUSED
 
 MS = 1_000_000
 SLO = Slo("s", ttft_p90_ms=1000.0, tpot_p90_ms=50.0)
@@ -103,20 +104,7 @@ def failing(count, status, kind, finish_reason=None, of=450):
     return rows(of, **{name: [value] * count for name, value in more.items()})
 
 
-@pytest.mark.parametrize(
-    ("status", "kind", "finish_reason", "advice"),
-    [
-        ("truncated", "no_usage", "stop", "stream_options.include_usage"),
-        ("truncated", "no_finish_reason", None, "finish_reason included"),
-        ("truncated", "token_count", "stop", "ignore_eos and min_tokens"),
-        ("truncated", "no_done", "length", "[DONE]"),
-        ("truncated", "not_a_stream", None, "check the address and API"),
-        ("http_error", "bad_event", None, "OpenAI's streaming API"),
-        ("http_error", "400", None, "target.omit=[FIELD]"),
-        ("http_error", "404", None, "target.urls"),
-        ("http_error", "307", None, "behind the redirect"),
-    ],
-)
+@pytest.mark.parametrize(("status", "kind", "finish_reason", "advice"), REFUSED["answers that are malformed"])
 def test_a_failure_of_form_is_never_load_and_voids_the_window(status, kind, finish_reason, advice):
     verdict = judged(failing(5, status, kind, finish_reason))
     assert (verdict.valid, verdict.reason) == (False, "malformed_answers")

@@ -15,6 +15,7 @@ from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
 from analysis.views import side_by_side
 from analysis.views.side_by_side import NO_CLAIM
+from tests.support.words.words import REFUSED
 
 FOLDER = Path(__file__).parents[2] / "data" / "foreign"
 VLLM, GUIDELLM = FOLDER / "vllm-0.32.0.json", FOLDER / "guidellm-0.8.1.json"
@@ -207,27 +208,7 @@ def test_failures_alone_leave_tpot_unknown_and_ttft_infinite(tmp_path: Path) -> 
     assert any("TPOT and ITL are unknown" in note for note in result.notes)
 
 
-@pytest.mark.parametrize(
-    ("message", "code", "token", "status", "kind"),
-    [
-        ("Internal Server Error", None, False, "http_error", "500"),
-        (
-            "HTTPStatusError(\"Server error '503 Service Unavailable' for url\")",
-            None,
-            False,
-            "http_error",
-            "503",
-        ),
-        ("anything", 429, False, "http_error", "429"),
-        ("ClientPayloadError: Response payload is not completed: <TransferEncodingError: 400, message='x'>",)
-        + (None, False, "truncated", "cut_off"),
-        ("ReadTimeout('')", None, True, "timeout", "timeout"),
-        ("ConnectError('all attempts failed')", None, False, "conn_error", "connection"),
-        ("lost connection: 3", None, False, "conn_error", "connection"),
-        ("odd", None, True, "truncated", "cut_off"),
-        ("", None, False, "conn_error", "unclear"),
-    ],
-)
+@pytest.mark.parametrize(("message", "code", "token", "status", "kind"), REFUSED["failures of other tools"])
 def test_a_failure_is_sorted_by_its_message(
     message: str, code: int | None, token: bool, status: str, kind: str
 ) -> None:

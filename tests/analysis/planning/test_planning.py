@@ -31,6 +31,7 @@ from conf import ConfigError
 from conf.compose import load_groups
 from conf.specs.planning import Demand, Margins, Planning
 from tests.support.runs.planned_sweeps import sweep
+from tests.support.words.words import REFUSED
 
 LENGTHS = MeanLengths(5600, 140, 0.0, "asked")
 FLAT = ScalingEfficiency((ScalingPoint(1, 18.4, 0.02),))
@@ -232,29 +233,7 @@ def test_a_demand_by_the_hour(tmp_path: Path) -> None:
     assert led.day.autoscaled_node_hours == 12 * (4 + 14) + 10 * 0.5
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "a plan needs a demand"),
-        (["demand.peak_qps=-3"], "demand.peak_qps=-3 must be above 0 and at most 1000000000"),
-        (["demand.peak_qps=nan"], "must be finite"),
-        (["demand.mean_qps=3"], "a plan needs a demand"),
-        (["demand.mean_qps=3", "demand.peak_factor=.5"], "must be at least 1"),
-        (["demand.peak_qps=3", "demand.mean_qps=4"], "is above demand.peak_qps=3"),
-        (["demand.peak_qps=3", "demand.mean_qps=2", "demand.peak_factor=2"], "one too many"),
-        (["demand.hourly=x", "demand.peak_qps=3"], "leave demand.peak_qps out"),
-        (["demand.peak_qps=3", "plan.headroom=15"], "plan.headroom=15 must be at least 0 and below 1"),
-        (["demand.peak_qps=3", "plan.spare_nodes=-1"], "plan.spare_nodes=-1 must be 0 to 1000"),
-        (["demand.peak_qps=3", "plan.node_hour_usd=0"], "plan.node_hour_usd=0 must be above 0"),
-        (["demand.peak_qps=3", "plan.node_availability=.9"], "belong together"),
-        (
-            ["demand.peak_qps=3", "plan.node_availability=1", "plan.target_availability=.9"],
-            "plan.node_availability=1 must be above 0 and below 1",
-        ),
-        (["demand.peak_qps=3", "plan.scale_up_minutes=-1"], "must be 0 to 1440"),
-        (["demand.peak_qps"], "is not of the form key=value"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), REFUSED["words of a plan"])
 def test_words_that_cannot_be_are_refused_in_one_line(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_groups(Planning, words)

@@ -14,6 +14,7 @@ from analysis.results.verdicts import RunVerdict
 from analysis.stats.estimate import Estimate
 from analysis.views import rates
 from tests.support.runs.verdict_trees import verdict_of
+from tests.support.words.words import REFUSED
 
 DATA = Path(__file__).parents[2] / "data"
 SAVED = sorted((DATA / "verdicts").glob("*.json"))
@@ -48,24 +49,7 @@ def test_a_key_without_a_field_is_left_out() -> None:
     assert from_tree(RunVerdict, tree, "new") == known
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("valid", "yes", "its valid is yes"),
-        ("exit_code", 1.5, "its exit_code is 1.5"),
-        ("exit_code", True, "its exit_code is True"),
-        ("experiment", [1], "its experiment is [1]"),
-        ("experiment.nodes", None, "its experiment.nodes is None"),
-        ("experiment.kernels", "aiter", "its experiment.kernels is aiter"),
-        ("capacity.binding", "e2e", "its capacity: 'e2e' is no bound"),
-        ("capacity.qps_per_node.low", "low", "its capacity.qps_per_node.low is low"),
-        ("capacity.windows_used", [0, "1"], "its capacity.windows_used.1 is 1"),
-        ("capacity.limits.ttft", 3, "its capacity.limits.ttft is 3"),
-        ("checks", {"a": 1}, "its checks is {'a': 1}"),
-        ("basis.arrivals.burstiness", -1.0, "its basis.arrivals.burstiness is -1.0"),
-        ("requests.by_status", "none", "its requests.by_status is none"),
-    ],
-)
+@pytest.mark.parametrize(("path", "value", "message"), REFUSED["values of a verdict"])
 def test_a_value_of_another_kind_is_named(path: str, value: Any, message: str) -> None:
     tree = json.loads(GOLDEN.read_text())
     *above, name = path.split(".")

@@ -30,6 +30,7 @@ from tests.support.runs.golden import GOLDEN, changed, sweep_json
 from tests.support.virtual.toy_services import OneAtATime
 from tests.support.virtual.virtual_fleet import HoldRate, VirtualFleet, site
 from tests.support.virtual.virtual_target import VirtualTarget
+from tests.support.words.words import REFUSED
 
 QUICK = load(["search=quick", "search.budget_s=200", "workload=chat_5600_140_varied"])
 RAMPED = load(["search=standard", "search.budget_s=160", "workload=chat_5600_140_varied"])
@@ -255,17 +256,7 @@ def test_the_lag_that_a_window_may_have_follows_the_bound(run: Run) -> None:
     assert bounds["send_lag_p99"] == 9 and bounds["actor_cpu"] == 0.6
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("slo.tpot_p90_ms=300", "offered at most 3.9 QPS per node, and these bounds allow more: python -m"),
-        ("slo.ttft_p90_ms=400", "offered at least 2.6 QPS per node, and these bounds allow less: python -m"),
-        ("slo.itl_p99_ms=100", "did not record what p99 ITL needs: that bound needs a new run"),
-        ("slo.itl_pooled_p99_ms=30", "counted no gaps against p99 pooled ITL <= 30 ms: that bound needs"),
-        ("seed=3", "'seed=3' is no bound; give slo.KEY=VALUE, such as slo.ttft_p90_ms=500"),
-        ("slo.tfft_p90_ms=3", "slo.tfft_p90_ms"),
-    ],
-)
+@pytest.mark.parametrize(("word", "message"), REFUSED["bounds of a run"])
 def test_what_was_not_offered_or_not_recorded_is_refused_in_one_line(
     run: Run, word: str, message: str
 ) -> None:

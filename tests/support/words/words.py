@@ -1,6 +1,14 @@
-"""Words of command lines."""
+"""Words of command lines, and what is said of wrong ones."""
 
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DATA = Path(__file__).parents[2] / "data" / "refused_by_analysis.yaml"
+REFUSED: dict[str, list[list[Any]]] = yaml.safe_load(DATA.read_text())
+"""Tables of what `analysis` refuses."""
 
 
 def over(words: Iterable[str], *more: str) -> list[str]:
