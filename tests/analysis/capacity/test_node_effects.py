@@ -18,7 +18,6 @@ from analysis.rows import records
 from analysis.stats.estimate import Estimate
 from analysis.views.rates import node_facts
 from cluster.deployment import deploy, serve_state
-from cluster.ray_session.own_machine import serve_environment
 from conf import Experiment, load
 from loadgen.drive import programs
 from loadgen.drive.driver import Driver
@@ -294,11 +293,3 @@ def test_the_replicas_own_addresses_are_the_nodes() -> None:
         deploy._node_urls(urls, state(a="one", b="one"))
     with pytest.raises(deploy.DeployError, match="0 of 2 replicas have an address"):
         deploy._node_urls({}, state(a="one", b="two"))
-
-
-def test_replicas_have_ports_of_their_own_whether_they_are_balanced_or_spoken_to() -> None:
-    balanced, spoken_to, proxied = (
-        serve_environment(load([f"routing={name}"]).routing) for name in ("roundrobin", "per_node", "pow2")
-    )
-    assert spoken_to == balanced and spoken_to["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
-    assert proxied["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
