@@ -13,6 +13,7 @@ from analysis.capacity.growing_queue import slope_t
 from analysis.capacity.rules import REASONS, Check, Verdict, WindowEvidence
 from analysis.capacity.window_counts import NS, Window
 from analysis.rows import records
+from analysis.rows.parquet import OTHER_WORD
 from analysis.rows.records import table
 from conf.specs.experiment import Slo
 from tests.support.words.words import REFUSED
@@ -252,6 +253,12 @@ def test_a_prefix_cache_serves_whole_blocks_of_what_is_shared(cached, block_toke
     verdict = judged(made, block_tokens=block_tokens)
     assert named(verdict, "prefix_hit_error").value == pytest.approx(error)
     assert verdict.reason == ("wrong_prefix_hits" if error > 0.01 else "")
+
+
+def test_names_that_were_folded_are_noted():
+    said = named(judged(rows(100, replica_id=[OTHER_WORD] * 7)), "folded_names")
+    assert (said.value, said.passed, said.voids) == (7.0, False, False)
+    assert "folded_names" not in {check.name for check in judged(rows(100)).checks}
 
 
 def test_failures_are_noted_as_not_achieved_but_the_backlog_is_not():

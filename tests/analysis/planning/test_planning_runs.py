@@ -18,7 +18,7 @@ from analysis.planning.sizing import ScalingEfficiency, ScalingPoint, down_at_on
 from analysis.results.json_border import from_tree, json_line
 from analysis.views.plan import answer
 from conf import ConfigError
-from tests.support.runs.golden import GOLDEN, sweep_json, unsealed, write_json
+from tests.support.runs.golden import GOLDEN, sweep_json
 from tests.support.runs.planned_sweeps import sweep
 
 WORDS = ["demand.peak_qps=200"]
@@ -281,31 +281,6 @@ def test_cells_of_a_grid_of_predictions_share_what_is_unknown_of_the_constants()
     assert (result.low, result.high) == pytest.approx((1.018, 1.058), abs=2e-3)
     tree = planning.command([{"axes": ["cluster.nodes"], "cells": [one, two], "exit_code": 0}], WORDS)
     assert "ASSUMED (predicted up to 2 nodes)" in str(answer(tree))
-
-
-def without_constants(path: Path, why: str) -> Path:
-    """The golden run as it would be if the engine model had no answer."""
-    run = unsealed(Path(shutil.copytree(GOLDEN, path)))
-    tree = json.loads((run / "sweep.json").read_text())
-    result = tree["capacity"]
-    q = result.pop("by_noise")
-    del result["constants"]
-    result |= {"qps_per_node": q, "qps_per_replica": q, "constants_unknown": why}
-    write_json(run / "sweep.json", tree)
-    return run
-
-
-def test_a_simulated_run_is_planned_with_what_is_unknown_of_the_constants(tmp_path: Path) -> None:
-    alone = planning.command([without_constants(tmp_path / "alone", "no such engine")], WORDS)
-    joined = planning.command([GOLDEN], WORDS)
-    own, both = (tree.planned_on.qps_per_node for tree in (alone, joined))
-    assert both.low < own.low < own.value == both.value < own.high < both.high
-    assert joined.nodes > alone.nodes
-    assert joined.nodes_at["high"] < alone.nodes_at["high"]
-    assert joined.nodes_at["estimate"] == alone.nodes_at["estimate"]
-    text = str(answer(joined))
-    assert text.startswith("SIMULATED  ") and "measured on" not in text.splitlines()[0]
-    assert "sampling noise of this run alone [2.90, 3.65]" in text and "joint: the uncertainty" in text
 
 
 @pytest.mark.parametrize(

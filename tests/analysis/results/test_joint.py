@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from analysis import figures, load_run, planning, report
-from analysis.results import recount, studies, tables
+from analysis.results import studies, tables
 from analysis.results.figures import NOT_RECORDED, CapacityFigures
 from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.stats.estimate import Estimate
 from analysis.views import side_by_side
-from tests.support.runs.golden import GOLDEN, changed, sweep_json
+from tests.support.runs.golden import GOLDEN, changed
 from tests.support.runs.verdict_trees import screen, screen_of_folder
 
 SAMPLING = Estimate(3.0, 2.9, 3.2, 2.92)
@@ -83,30 +83,25 @@ def test_one_run_has_one_certified_value_wherever_it_is_shown(
     monkeypatch.setattr(figures, "EXHIBITS", ())  # they take seconds
     page = tmp_path / "page.html"
     report.command([GOLDEN], page)
-    other = changed(tmp_path / "other")
+    other, plan = changed(tmp_path / "other"), planning.plan(load_run(GOLDEN), 200)
     shown = {
         "show": screen_of_folder(GOLDEN),
         "report": page.read_text(),
-        "plan": str(planning.plan(load_run(GOLDEN), 200).answer()),
+        "plan": str(plan.answer()),
         "compare": str(side_by_side.answer([GOLDEN, other])),
     }
     for name, text in shown.items():
         assert set(re.findall(r"certified (?:value )?(\d+\.\d+)", text)) == {"2.59"}, name
         assert "2.80" not in text and "SIMULATED" in text, name
+    assert shown["plan"].startswith("SIMULATED  ") and "measured on" not in shown["plan"].splitlines()[0]
+    assert "joint: the uncertainty" in shown["plan"]
+    assert "sampling noise of this run alone [2.90, 3.65]" in shown["plan"]
+    assert plan.planned_on.qps_per_node == golden().capacity.qps_per_node
     (row,) = tables.capacity_table([load_run(GOLDEN)]).to_pylist()
     assert (f"{row['certified_qps_per_node']:.4f}", row["interval_of"]) == ("2.5949", "joint")
     tree = json.loads((GOLDEN / "sweep.json").read_text())
     assert json.dumps(tree["capacity"]).count('"certified": 2.5') == 2  # per node and per replica
     assert json.dumps(tree["capacity"]).count('"certified"') == 4  # also by noise
-
-
-def test_the_joint_figures_are_recomputed_from_the_recorded_constants(tmp_path: Path) -> None:
-    text, agrees = recount.recomputed(load_run(GOLDEN))
-    assert agrees and "not drawn again" in text
-    capacity = sweep_json(GOLDEN)["capacity"]
-    capacity["constants"]["certified"] = 0.9
-    text, agrees = recount.recomputed(load_run(changed(tmp_path / "changed", capacity=capacity)))
-    assert not agrees and "qps_per_node.certified recorded 2.5" in text
 
 
 @pytest.mark.parametrize(("engine", "why"), [("simulated", NOT_RECORDED), ("vllm_emulated", "why not")])

@@ -85,11 +85,21 @@ def test_only_derived_figures_have_a_tolerance() -> None:
     assert not recount.same(10**12, 10**12 + 1) and not recount.same([1, 2], [1, 3])
 
 
-def test_a_figure_beyond_the_tolerance_is_named(tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.parametrize(
+    ("group", "end", "times", "message"),
+    [
+        ("qps_per_node", "low", 1 + 1e-6, "qps_per_node.low recorded"),
+        ("constants", "certified", 1.1, "qps_per_node.certified recorded 2.5"),
+    ],
+)
+def test_a_figure_beyond_the_tolerance_is_named(
+    tmp_path: Path, group: str, end: str, times: float, message: str
+) -> None:
+    assert "not drawn again" in recounted(GOLDEN)
     capacity = sweep_json(GOLDEN)["capacity"]
-    capacity["qps_per_node"]["low"] *= 1 + 1e-6
+    capacity[group][end] *= times
     lines, agrees = recount.recomputed(load_run(changed(tmp_path / "edited", capacity=capacity)))
-    assert not agrees and "qps_per_node.low recorded" in lines
+    assert not agrees and message in lines
 
 
 def test_a_run_of_shared_prompts_is_recomputed_in_the_work_of_what_is_left(

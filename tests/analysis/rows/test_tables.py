@@ -11,13 +11,10 @@ import pytest
 
 from analysis import load_run
 from analysis.__main__ import main
-from analysis.capacity.checks import judge_window
-from analysis.capacity.window_counts import NS, Window
 from analysis.results.runs import Run
 from analysis.rows import parquet, records, shards
 from analysis.rows.parquet import MOST_WORDS, OTHER_WORD, WORD_LETTERS, BoundedWords, folded
 from analysis.rows.records import CLIENTS, SERVER, read_stream
-from conf.specs.experiment import Slo
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.rows import Clock, GapRecord, batch
@@ -259,24 +256,3 @@ def test_a_run_with_a_replica_for_every_answer_is_kept(
         assert len(table["finish_reason"].unique()) == MOST_WORDS + 1
     assert main(["show", str(folder.path)]) == 0
     assert f"{actors * each} ok" in capsys.readouterr().out
-
-
-def test_what_has_no_name_of_its_own_is_said() -> None:
-    made = [
-        {
-            "seq": n,
-            "window_index": 0,
-            "due_ns": n,
-            "status": "ok",
-            "replica_id": OTHER_WORD if n < 7 else "r0",
-        }
-        for n in range(100)
-    ]
-    window = Window(0, "window", 1.0, 1, 0, 0, NS, NS)
-    checks = {
-        check.name: check for check in judge_window(records.table(made), window, Slo("s", 1.0, 1.0)).checks
-    }
-    said = checks["folded_names"]
-    assert (said.value, said.passed, said.voids) == (7.0, False, False)
-    none = judge_window(records.table(made[7:]), window, Slo("s", 1.0, 1.0)).checks
-    assert "folded_names" not in [check.name for check in none]
