@@ -184,7 +184,7 @@ def test_latency_belongs_to_its_own_window_whatever_the_order_of_the_rates() -> 
     assert "infinite" in read(Latency, run).alt()
 
 
-def test_a_void_run_gets_no_capacity_and_a_valid_one_its_band() -> None:
+def test_a_void_run_gets_no_capacity_a_valid_one_its_band_and_an_open_one_a_bound() -> None:
     run = faulty()
     assert "capacity: 5.00 [4.00, 6.00]" in names(drawn(Latency, run))
     assert "certified 4.20" in read(Latency, run).alt()
@@ -193,12 +193,9 @@ def test_a_void_run_gets_no_capacity_and_a_valid_one_its_band() -> None:
     assert "No capacity is claimed" in read(Latency, void).alt()
     assert any("answer" in name for name in names(drawn(Search, run)))
     assert not [name for name in names(drawn(Search, void)) if "answer" in name]
-
-
-def test_an_open_end_is_named_as_a_bound() -> None:
-    run = faulty().but(sweep=concluded(open_above=True))
-    assert "at least 4.00" in read(Latency, run).alt()
-    shown = names(drawn(Latency, run))
+    at_least = run.but(sweep=concluded(open_above=True))
+    assert "at least 4.00" in read(Latency, at_least).alt()
+    shown = names(drawn(Latency, at_least))
     assert "capacity: at least 4.00" in shown and not [name for name in shown if "certified" in name]
 
 
@@ -258,16 +255,9 @@ def test_in_flight_and_rolling_quantiles() -> None:
 
 
 def test_server_state_adds_replicas_and_survives_a_restart() -> None:
-    def sample(
-        replica: str, at_s: float, hits: int | None, queries: int | None, running: int
-    ) -> dict[str, Any]:
+    def sample(replica: str, at_s: int, hits: int, queries: int, running: int) -> dict[str, Any]:
         counters = {"prefix_hits": hits, "prefix_queries": queries}
-        return {
-            "clock_ns": int(at_s * 1e9),
-            "replica": replica,
-            "running": running,
-            "kv_usage": 0.5,
-        } | counters
+        return {"clock_ns": at_s * 10**9, "replica": replica, "running": running, "kv_usage": 0.5} | counters
 
     told = [
         *(sample("a", t, 5 * t, 10 * t, 2) for t in range(4)),
@@ -413,14 +403,11 @@ def test_repeats_show_every_part_and_what_they_say_together() -> None:
     assert len(compared(REPEATED | {"valid": False}).rows) == 3
 
 
-def test_void_runs_are_no_capacities() -> None:
-    void = RunInMemory([], sweep=concluded(valid=False), name="void")
+def test_what_is_void_or_open_has_no_interval_of_its_own() -> None:
+    unclaimed = RunInMemory([], sweep=concluded(valid=False), name="void")
     with pytest.raises(NoData):
-        capacity_rows([void])
-    assert capacity_rows([run("a", 5, 4, 6), void])[1].words == "client_limited"
-
-
-def test_a_part_that_is_void_or_open_has_no_interval_of_its_own() -> None:
+        capacity_rows([unclaimed])
+    assert capacity_rows([run("a", 5, 4, 6), unclaimed])[1].words == "client_limited"
     void = part("2", q(9, 8, 20), exit_code=4, reason="void")
     parts = capacity_rows(study(REPEATED | {"parts": [part("1", q(5, 4, 6)), void]}))
     assert [one.words for one in parts] == ["5.00 [4.00, 6.00]", "void"]
