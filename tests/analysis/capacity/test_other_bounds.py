@@ -23,6 +23,7 @@ from analysis.capacity.window_table import over_share
 from analysis.rows.records import table
 from conf.specs.bounds import Slo
 from conf.specs.experiment import Lengths, Workload
+from tests.support.runs.run_in_memory import request
 from tests.support.search.search_windows import on_the_curve
 
 MS = 1_000_000
@@ -32,22 +33,13 @@ WINDOW = Window(3, "window", 2.0, 1, 0, 0, 45 * NS, 45 * NS)
 
 def row(due_s: float, status: str = "ok", **more: Any) -> dict[str, Any]:
     """A request of 50 tokens: the first after 500 ms, the last after 2 s, the 99 % gap 40 ms, 49 gaps."""
-    whole = status == "ok"
-    return {
-        "window_index": 3,
-        "status": status,
-        "due_ns": int(due_s * NS),
-        "send_offset_ns": 0,
-        "first_token_offset_ns": 500 * MS if status != "timeout" else None,
-        "last_token_offset_ns": 2000 * MS if whole else None,
-        "end_offset_ns": 2000 * MS if whole else None,
-        "requested_input_tokens": 100,
-        "requested_output_tokens": 50,
-        "output_tokens": 50 if whole else 3,
-        "own_itl_us": 40_000 if whole else None,
-        "gaps": 49 if whole else None,
-        "gaps_over": 7 if whole else None,
-    } | more
+    tokens = {"requested_input_tokens": 100, "requested_output_tokens": 50, "output_tokens": 50}
+    made = request(3, due_s, 500.0, 150.0, own_itl_us=40_000, gaps=49, gaps_over=7, **tokens)
+    if status != "ok":
+        ends = "last_token_offset_ns", "end_offset_ns", "own_itl_us", "gaps", "gaps_over"
+        made |= dict.fromkeys(ends) | {"output_tokens": 3}
+    gone = {"first_token_offset_ns": None} if status == "timeout" else {}
+    return made | {"status": status} | gone | more
 
 
 def counts(slo: Slo, *rows: dict[str, Any], now_s: float = 50.0) -> dict[str, LimitCount]:

@@ -36,12 +36,21 @@ QUICK = load(["search=quick", "search.budget_s=200", "workload=chat_5600_140_var
 RAMPED = load(["search=standard", "search.budget_s=160", "workload=chat_5600_140_varied"])
 
 
-def measure(folder: RunFolder, experiment: Experiment, before: Past | None = None) -> dict[str, Any]:
-    return measured(SearchCapacity(experiment), folder, Start(8.0, 5.2), before)
+def measure(folder: RunFolder, experiment: Experiment, **how: Any) -> dict[str, Any]:
+    return measured(SearchCapacity(experiment), folder, Start(8.0, 5.2), **how)
 
 
-def measured(job: Job, folder: RunFolder, start: Start, before: Past | None = None) -> dict[str, Any]:
-    return to_tree(RunLifecycle(job, folder, site(start), lambda *_, **__: None, before).measure())
+def measured(
+    job: Job,
+    folder: RunFolder,
+    start: Start,
+    before: Past | None = None,
+    fleet: type[VirtualFleet] = VirtualFleet,
+) -> dict[str, Any]:
+    """The tree of a job that `fleet` loads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lifecycle, "LoadFleet", fleet)
+        return to_tree(RunLifecycle(job, folder, site(start), lambda *_, **__: None, before).measure())
 
 
 def recounted(path: Path) -> str:
@@ -60,9 +69,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep with a ramp, for reading only."""
     made = RunFolder.create(tmp_path_factory.mktemp("runs"), "one")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lifecycle, "LoadFleet", VirtualFleet)
-        measure(made, RAMPED)
+    measure(made, RAMPED)
     return made.path
 
 
@@ -102,10 +109,7 @@ def test_a_figure_beyond_the_tolerance_is_named(
     assert not agrees and message in lines
 
 
-def test_a_run_of_shared_prompts_is_recomputed_in_the_work_of_what_is_left(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
+def test_a_run_of_shared_prompts_is_recomputed_in_the_work_of_what_is_left(folder: RunFolder) -> None:
     experiment = load(["rate_qps=3", "fleet.warmup_requests=4", "workload.prefix_hit=.5"])
     (line,) = measured(HoldRate(experiment, 3.0, 30, 5), folder, Start(8.0))["windows"]
     assert line["work_qps_per_node"] == pytest.approx(line["requests"] / 30), "alike requests are mean ones"
@@ -125,9 +129,8 @@ class Losing(VirtualFleet):
 
 
 @pytest.mark.slow
-def test_void_windows_stay_void_in_the_recount(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "LoadFleet", Losing)
-    tree = measure(folder, QUICK)
+def test_void_windows_stay_void_in_the_recount(folder: RunFolder) -> None:
+    tree = measure(folder, QUICK, fleet=Losing)
     void = [line["index"] for line in tree["windows"] if line["void_reason"] == "actor_lost"]
     assert void and not set(void) & set(tree["capacity"]["windows_used"])
     recounted(folder.path)
@@ -151,45 +154,33 @@ class Later(VirtualFleet):
 
 
 @pytest.mark.slow
-def test_a_resumed_sweep_is_recomputed_too(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "LoadFleet", Interrupted)
-    assert measure(folder, QUICK)["exit_code"] == 130
+def test_a_resumed_sweep_is_recomputed_too(folder: RunFolder) -> None:
+    assert measure(folder, QUICK, fleet=Interrupted)["exit_code"] == 130
     assert "none was recorded" in recounted(folder.path)
-    monkeypatch.setattr(lifecycle, "LoadFleet", Later)
     before = past(load_run(folder.path))
-    tree = measure(RunFolder(folder.path), QUICK, before)
+    tree = measure(RunFolder(folder.path), QUICK, before=before, fleet=Later)
     assert before.windows and tree["capacity"]
     assert "capacity, limits and windows used, within 1e-09: identical" in recounted(folder.path)
 
 
 @pytest.mark.slow
-def test_a_queue_that_still_grew_is_recomputed(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_still_grew_is_recomputed(folder: RunFolder) -> None:
     class Queue(VirtualFleet):
         """A service of ten requests a second, one at a time."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
             VirtualTarget.__init__(self, OneAtATime(0.1))
 
-    monkeypatch.setattr(lifecycle, "LoadFleet", Queue)
     words = ["workload=smoke", "workload.output_tokens.mean=20", "slo.tpot_p90_ms=1000"]
-    words += [
-        "slo.ttft_p90_ms=20000",
-        "search=quick",
-        "search.budget_s=120",
-        "fleet.warmup_requests=4",
-        "seed=2",
-    ]
-    experiment = load(words)
-    tree = measured(SearchCapacity(experiment), folder, Start(10.0, 11.0))
+    words += ["slo.ttft_p90_ms=20000", "search=quick", "search.budget_s=120", "fleet.warmup_requests=4"]
+    experiment = load([*words, "seed=2"])
+    tree = measured(SearchCapacity(experiment), folder, Start(10.0, 11.0), fleet=Queue)
     assert (tree["exit_code"], tree["capacity"]["queue_grew"]) == (summary.EXIT_OPEN, True)
     recounted(folder.path)
 
 
 @pytest.mark.slow
-def test_what_a_required_rate_rests_on_is_recomputed(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
+def test_what_a_required_rate_rests_on_is_recomputed(folder: RunFolder) -> None:
     experiment = load(["rate_qps=6", "fleet.warmup_requests=4"])
     tree = measured(RequireRate(experiment), folder, Start(8.0))
     assert tree["exit_code"] == summary.EXIT_SLO_MISSED
