@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,6 @@ from loadgen.cli import arguments as grammar
 from loadgen.cli import output
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, START_S
-from tests.support.runs.golden import GOLDEN
 from tests.support.runs.run_folders import check_folder
 from tests.support.servers.mock_server import answer, serving
 
@@ -36,14 +34,6 @@ def command(verb: str, *words: str) -> list[str]:
 
 def run(verb: str, *words: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(verb, *words), cwd=ROOT, capture_output=True, text=True, timeout=timeout)
-
-
-def test_what_is_refused_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mine").mkdir()
-    assert main(["sweep", f"out={tmp_path}", "run=mine"]) == 2
-    out, err = capsys.readouterr()
-    assert not out and "exists; choose another run=NAME" in err and err.count("\n") == 1
-    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
 
 
 def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,19 +179,6 @@ def test_an_example_of_serve_apps_can_be_done(
     words = shlex.split(line)[3:]
     monkeypatch.chdir(tmp_path)
     assert serve_apps.__main__.main(words) == 0 and capsys.readouterr().out
-
-
-@pytest.mark.parametrize("words", [["sweep"], ["resume", str(GOLDEN)]], ids=["sweep", "resume"])
-def test_a_port_that_is_taken_is_refused_before_anything_starts(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        assert main([*words, "--live", port, "--dry-run"]) == 2
-        assert main([words[0], "--live", port, *words[1:]]) == 2
-    assert capsys.readouterr().err.count("cannot listen there") == 2
 
 
 TABLE = pa.table(
