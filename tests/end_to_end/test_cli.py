@@ -20,20 +20,12 @@ from analysis import load_run
 from loadgen.__main__ import main
 from loadgen.cli import arguments as grammar
 from loadgen.cli import output
+from tests.support import commands
+from tests.support.commands import ROOT, WORDS
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, START_S
 from tests.support.runs.run_folders import check_folder
 from tests.support.servers.mock_server import answer, serving
-
-ROOT = Path(__file__).parents[2]
-
-
-def command(verb: str, *words: str) -> list[str]:
-    return [sys.executable, "-m", "loadgen", verb, *words]
-
-
-def run(verb: str, *words: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(verb, *words), cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 
 def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +46,8 @@ def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     ids=["sweep", "compare"],
 )
 def test_an_unreachable_target_is_exit_5_and_leaves_no_folder(words: list[str], tmp_path: Path) -> None:
-    done = run(*words, "engine=external", "target.urls=[http://127.0.0.1:9]", f"out={tmp_path}", "run=gone")
+    own = "engine=external", "target.urls=[http://127.0.0.1:9]", f"out={tmp_path}", "run=gone"
+    done = commands.run("loadgen", *words, *own)
     assert done.returncode == 5, done.stderr
     assert "NO RESULT" in done.stdout and "127.0.0.1:9" in done.stdout
     assert "run folder" not in done.stdout and "resume" not in done.stdout
@@ -69,7 +62,7 @@ def test_an_interrupted_sweep_of_a_split_node_keeps_everything_and_leaves_nothin
 ) -> None:
     """By SIGTERM, for which Ray has a handler of its own; of Ctrl-C see the tests of faults."""
     words = ["layout=1p1d_tp4_ep4", "--json", f"out={tmp_path}", "run=cut", *tries.BRACKETING]
-    process = subprocess.Popen(command("sweep", *words), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = commands.begin("loadgen", "sweep", *words)
     assert process.stdout is not None
     for line in process.stdout:
         if json.loads(line)["event"] == "window_done":
@@ -84,9 +77,7 @@ def test_an_interrupted_sweep_of_a_split_node_keeps_everything_and_leaves_nothin
     assert not result["valid"] and not result["passed"]
     tells_of_both_sides(folder)
     assert (folder / "report.html").exists()
-    shown = subprocess.run(
-        [sys.executable, "-m", "analysis", "show", str(folder)], cwd=ROOT, capture_output=True, text=True
-    )
+    shown = commands.run("analysis", "show", str(folder))
     assert shown.stdout.startswith("INTERRUPTED"), shown.stderr
 
 
@@ -203,11 +194,6 @@ def test_an_answer_is_written_as_its_suffix_says(tmp_path: Path) -> None:
 
 FIRST_SCREEN = (ROOT / "README.md").read_text().partition("<!-- answer -->")[0]
 SHELLS = ("bash", "fish", "zsh")
-SHORT = (
-    "budget=30s search.highest_qps=3 search.window_s=5 search.first_transition_s=2 search.transition_s=1 "
-    "search.min_windows=2 fleet.warmup_requests=4 fleet.drain_s=3 search.settle_s=5"
-)
-"""Words that make a sweep short: the server is fast, so that the search soon ends at its highest rate."""
 
 
 def readme_command(url: str) -> str:
@@ -239,7 +225,9 @@ def test_a_shell_takes_the_command_as_it_stands(shell: str, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_the_command_ends_with_a_verdict(tmp_path: Path) -> None:
     with serving(lambda body: answer(body, pause_s=0.001)) as server:
-        done = typed(SHELLS[0], f"{readme_command(server.url)} {SHORT} -o {tmp_path} run=mine")
+        done = typed(
+            SHELLS[0], f"{readme_command(server.url)} {' '.join(WORDS['short'])} -o {tmp_path} run=mine"
+        )
     assert done.returncode in (0, 6), done.stdout + done.stderr
     assert done.stdout.startswith("VALID  ") and "service: m on unknown hardware" in done.stdout
     assert "load after the start" in done.stderr

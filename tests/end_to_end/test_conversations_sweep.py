@@ -33,47 +33,13 @@ from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Start
 from loadgen.traffic.population import SessionPopulation
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
+from tests.support.commands import WORDS
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.virtual.virtual_drivers import silent
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-ACTORS = 2
-WORDS = [
-    "workload=character",
-    *(
-        f"workload.conversations.{word}"
-        for word in (
-            "turns=40",
-            "think_mean_s=4",
-            "answer_ttft_s=.5",
-            "answer_tpot_s=.01",
-            "characters=50",
-            "character_tokens.mean=200",
-            "system_tokens=100",
-            "answer_tokens.mean=20",
-            "max_prompt_tokens=1024",
-            "truncation_step_tokens=256",
-        )
-    ),
-    "routing=consistent_hash",
-    "layout=dp2_tp4_ep4",
-    "engine.time_scale=3",
-    "slo.ttft_p90_ms=5000",
-    "slo.tpot_p90_ms=500",
-    f"fleet.actors={ACTORS}",
-    "fleet.cpus_per_actor=.4",
-    "fleet.warmup_requests=6",
-    "fleet.request_timeout_s=180",  # of the engine's clock, three times as fast: a minute here
-    "search.expected_qps=2",
-    "search.window_s=15",
-    "search.transition_s=5",
-    "search.first_transition_s=5",
-    "search.settle_s=20",
-    "search.min_windows=1",
-    "search.budget_s=100",
-]
 Events = list[dict[str, Any]]
 ENDS = [("ok", None), ("missed", "retracted"), ("missed", "overdue"), ("timeout", "deadline")]
 """Ends of a turn; the last two are those of a machine too busy to keep the pace."""
@@ -130,7 +96,7 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory, standing: Session) -> Iterator[Ran]:
-    experiment = experiment_of("sweep", WORDS, None)
+    experiment = experiment_of("sweep", WORDS["conversations"], None)
     out, runs = tmp_path_factory.mktemp("runs"), list[Ran]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepared_load, "CACHE_PIECE_S", 5.0)
@@ -185,18 +151,18 @@ def test_no_turn_of_a_window_is_left_out_in_either_session(ran: Ran) -> None:
 
 
 def test_a_session_has_one_replica_and_in_each_session_of_the_run_one_load_actor(ran: Ran) -> None:
-    replicas, actors = defaultdict(set), defaultdict(set)
+    replicas, actors, count = defaultdict(set), defaultdict(set), ran.experiment.fleet.actors
     for row in ran.sent():
         if row["replica_id"] is not None:  # cut off before its answer began
             replicas[row["session_id"]].add(row["replica_id"])
-        actors[row["session_id"], row["client_id"] // ACTORS].add(row["client_id"])
-    assert len(set().union(*replicas.values())) == 2 and len(set().union(*actors.values())) == 2 * ACTORS
+        actors[row["session_id"], row["client_id"] // count].add(row["client_id"])
+    assert len(set().union(*replicas.values())) == 2 and len(set().union(*actors.values())) == 2 * count == 4
     assert {len(homes) for homes in replicas.values()} == {len(owners) for owners in actors.values()} == {1}
     # How many users talk on in the second session of the run depends on the rates that the search chose.
     for session in {session for session, _ in actors}:
         if {(session, 0), (session, 1)} <= actors.keys():
             (before,), (after,) = actors[session, 0], actors[session, 1]
-            assert before % ACTORS == after % ACTORS
+            assert before % count == after % count
 
 
 def test_caches_are_filled_anew_after_the_resume(ran: Ran) -> None:

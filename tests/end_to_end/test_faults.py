@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,6 +33,8 @@ from loadgen.run.jobs import Job, SearchCapacity, Service, Site
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Start, Stop, WindowPlan
+from tests.support import commands
+from tests.support.commands import WORDS
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.servers.mock_server import answer, head, serving, sized, token
@@ -42,29 +43,8 @@ from tests.support.words.words import over
 
 pytestmark = pytest.mark.live
 
-ROOT = Path(__file__).parents[2]
 BOUNDS = ["slo.ttft_p90_ms=600", "slo.tpot_p90_ms=100"]
 """Near what the server needs: the load that first fills a service lasts as long as they allow its answers."""
-WORDS = [
-    "engine=external",
-    "target.urls=[http://127.0.0.1:1]",
-    "workload=smoke",
-    "workload.output_tokens.mean=4",
-    "fleet.actors=2",
-    "fleet.warmup_requests=2",
-    "fleet.request_timeout_s=60",
-    "fleet.drain_s=60",
-    "search.window_s=4",
-    "search.transition_s=1",
-    "search.first_transition_s=1",
-    "search.ramp_step_s=2",
-    "search.settle_s=5",
-    "search.min_windows=2",
-    "search.budget_s=14",
-    "search.highest_qps=30",
-    "slo.ttft_p90_ms=2000",
-    "slo.tpot_p90_ms=500",
-]
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +73,7 @@ def run_against(
     **service: Any,
 ) -> dict[str, Any]:
     """A whole run, whose fleet and folder are real, against `url`; `listener` is told its events."""
-    experiment = load(over(WORDS, *(words or [])))
+    experiment = load(over(WORDS["faults"], *(words or [])))
 
     @contextlib.contextmanager
     def up() -> Iterator[Service]:
@@ -312,20 +292,14 @@ def test_a_full_disk_claims_nothing_and_keeps_what_was_written(
     assert RunFolder(run).collect().num_rows == RunFolder.planned_in(run)
 
 
-def command(verb: str, *words: str) -> list[str]:
-    return [sys.executable, "-m", "loadgen", verb, *words]
-
-
 def started(url: str, tmp_path: Path, budget_s: float, *more: str) -> subprocess.Popen[str]:
     """A sweep as a process of its own, in its second window when this returns.
 
     It begins without a ramp, which two void steps would end.
     """
     own = [f"target.urls=[{url}]", f"search.budget_s={budget_s}", f"out={tmp_path}", "run=own"]
-    words = over(WORDS, *own, *BOUNDS, "search.start=prediction", "search.expected_qps=20", *more)
-    process = subprocess.Popen(
-        command("sweep", "--json", *words), cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+    words = over(WORDS["faults"], *own, *BOUNDS, "search.start=prediction", "search.expected_qps=20", *more)
+    process = commands.begin("loadgen", "sweep", "--json", *words)
     assert process.stdout is not None
     for line in process.stdout:
         event = json.loads(line)

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +23,7 @@ from analysis.results.runs import RunError
 from analysis.rows import metrics, parquet, records
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.run_folder import checksums
+from tests.support import commands
 from tests.support.runs.golden import GOLDEN
 
 SCHEMAS = {
@@ -88,8 +88,7 @@ OTHER_DIGITS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("environment", OTHER_DIGITS.values(), ids=OTHER_DIGITS)
 def test_another_cpu_recomputes_the_golden_run(environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "analysis", "show", str(GOLDEN), "--recompute"]
-    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    ran = commands.run("analysis", "show", str(GOLDEN), "--recompute", env={**os.environ, **environment})
     assert ran.returncode == 0 and ran.stdout.startswith("SAME"), ran.stdout + ran.stderr
 
 

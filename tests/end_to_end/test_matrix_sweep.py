@@ -26,6 +26,7 @@ from loadgen.studies import matrix_study, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.studies.matrix_study import MatrixStudy, cells_of_words
 from serve_apps.engine_model import EngineKind
+from tests.support.commands import WORDS
 from tests.support.runs.golden import GOLDEN, sweep_json
 from tests.support.runs.verdict_trees import screen_of_folder as concluded
 from tests.support.virtual.virtual_drivers import silent
@@ -33,15 +34,7 @@ from tests.support.virtual.virtual_fleet import VirtualFleet
 from tests.support.virtual.virtual_service import VirtualService
 from tests.support.virtual.virtual_target import Faster, VirtualTarget
 
-SHARED = [
-    "search=standard",
-    "search.budget_s=450",
-    "search.min_windows=3",
-    "workload=chat_5600_140_varied",
-    "engine.step_noise_cv=0.04",
-    "fleet.warmup_requests=4",
-    "seed=1",
-]
+SHARED = WORDS["grid"]
 ASKED = load(SHARED)
 FASTER, RATIO = 1.08, 1.109
 """How much faster the service of engine.max_num_seqs=1024 is than that of 1023, and what it gains by that.

@@ -14,12 +14,12 @@ from analysis.__main__ import main as analysis
 from analysis.recommendation import ranking
 from analysis.recommendation.ranking import RecommendationVerdict
 from analysis.results import summary
-from analysis.results.experiment_facts import ExperimentFacts
+from analysis.results.experiment_facts import describe
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.verdicts import CellRatio, MatrixCell, StudyVerdict
 from analysis.stats.estimate import Estimate
 from analysis.views import recommend as recommend_view
-from conf.specs.bounds import Slo
+from conf import load
 from loadgen.__main__ import main
 from loadgen.cli import engine_model
 from loadgen.cli.shape_words import ShapeQuestion, around
@@ -178,26 +178,8 @@ def test_a_real_engine_is_predicted_by_the_engine_model_and_measured_as_it_is() 
 
 
 def measured(cells: list[MatrixCell], code: int = 0) -> StudyVerdict:
-    asked = ExperimentFacts(
-        engine="simulated",
-        model="m",
-        hardware="h",
-        layout="l",
-        routing="r",
-        workload="w",
-        nodes=1,
-        replicas=1,
-        slo=Slo("", 2000.0, 100.0),
-    )
-    return StudyVerdict(
-        study="matrix",
-        experiment=asked,
-        names=(),
-        parts=(),
-        exit_code=code,
-        cells=tuple(cells),
-        folder="runs/x",
-    )
+    parts: Any = {"names": (), "parts": (), "cells": tuple(cells), "folder": "runs/x"}
+    return StudyVerdict(study="matrix", experiment=describe(load([])), exit_code=code, **parts)
 
 
 def cell(number: int, layout: str, qps: float, ratio: CellRatio | None = None) -> MatrixCell:

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 import threading
 import urllib.request
 import zlib
@@ -18,13 +17,13 @@ from analysis import load_run
 from analysis.quality import answer_file
 from analysis.results import summary
 from loadgen.__main__ import main
+from tests.support import commands
+from tests.support.commands import WORDS
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, START_S, until
 from tests.support.runs.run_folders import check_folder
 from tests.support.servers.certificates import self_signed, server_tls
 from tests.support.servers.mock_server import Script, chunk, head, serving
-
-ROOT = Path(__file__).parents[2]
 
 
 def url_of(process: "subprocess.Popen[str]") -> str:
@@ -65,9 +64,9 @@ def test_a_whole_sweep_finds_the_capacity_and_is_seen_while_it_loads(tmp_path: P
 def swept(folder: Path, seed: int) -> dict[str, Any]:
     """The verdict of one sweep, of which everything was checked that must hold however it ends."""
     words = ["--live", "0", *tries.BRACKETING, f"seed={seed}", f"out={folder.parent}", f"run={folder.name}"]
-    pipes = {"cwd": ROOT, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     heard: list[dict[str, Any]] = []
-    with subprocess.Popen([sys.executable, "-m", "loadgen", "sweep", *words], **pipes) as process:  # type: ignore[call-overload]
+    with commands.begin("loadgen", "sweep", *words, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
         url = url_of(process)
         rest = threading.Thread(target=process.stderr.read)
         rest.start()
@@ -122,24 +121,13 @@ def check_proof(folder: Path, code: int) -> dict[str, Any]:
     return result
 
 
-GATE = [
-    "b.engine.defect=0.3",
-    "quality.load=2",
-    "quality.prompts=80",
-    "quality.margin_nats=.2",
-    "quality.margin_broken=.2",
-    "run=gate",
-]
-"""Wide margins, which few prompts decide."""
-
-
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("on_standing")
 def test_a_defect_is_found_beside_a_load_and_the_folder_says_so_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["quality", *GATE, f"out={tmp_path}", "--json"]) == summary.EXIT_DEGRADED
+    assert main(["quality", *WORDS["gate"], f"out={tmp_path}", "--json"]) == summary.EXIT_DEGRADED
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["quality"]["verdict"] == "DEGRADED"
     assert result["requests"]["rows"] > 0
@@ -154,13 +142,6 @@ def test_a_defect_is_found_beside_a_load_and_the_folder_says_so_again(
 
 
 REFUSED = {"stream_options", "ignore_eos", "min_tokens", "temperature", "max_tokens"}
-OF_A_GATEWAY = [
-    *("rate_qps=8", "duration_s=4", "engine=external", "workload=smoke", "workload.prompt=chat"),
-    *("workload.output_tokens.mean=4", "fleet.actors=1"),
-    *("fleet.warmup_requests=2", "search.settle_s=2", "search.transition_s=1"),
-    *("target.list_models=false", "target.omit=[stream_options,ignore_eos,min_tokens,temperature]"),
-    "target.max_tokens_field=max_completion_tokens",
-]
 
 
 def packed(events: list[bytes]) -> list[bytes | float | None]:
@@ -208,14 +189,8 @@ def test_a_gateway_is_measured_as_it_is(tmp_path: Path) -> None:
 def probed(url: str, ca: Path, folder: Path) -> dict[str, Any]:
     """The verdict of one probe, whose rows and events must be right even where a busy machine voids it."""
     own = [f"target.urls=[{url}/team/llm/v1/]", f"target.ca_file={ca}"]
-    words = [*OF_A_GATEWAY, *own, f"out={folder.parent}", f"run={folder.name}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "loadgen", "probe", "--json", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=2 * START_S,
-    )
+    words = [*WORDS["gateway"], *own, f"out={folder.parent}", f"run={folder.name}"]
+    done = commands.run("loadgen", "probe", "--json", *words, timeout=2 * START_S)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert result["exit_code"] == done.returncode, done.stderr
     run = load_run(folder)

@@ -12,26 +12,10 @@ from typing import Any
 from analysis import load_run
 from analysis.results import summary
 from tests.hosts.conftest import CLUSTER, RUNS, Cluster
+from tests.support.commands import WORDS
 from tests.support.machine.patience import START_S, until
 
-SWEEP = (
-    *CLUSTER,
-    "engine=simulated",
-    "engine.time_scale=1",
-    "workload=smoke",
-    "slo.ttft_p90_ms=3000",
-    "slo.tpot_p90_ms=500",
-    "fleet.warmup_requests=4",
-    "search.start=prediction",
-    "search.expected_qps=5",
-    "search.window_s=5",
-    "search.first_transition_s=1",
-    "search.transition_s=1",
-    "search.settle_s=5",
-    "search.min_windows=2",
-    "cluster.recovery_s=240",
-)
-"""A search in windows of six seconds, slow enough for two cores that hold five hosts."""
+SWEEP = (*CLUSTER, *WORDS["hosts"])
 
 GOES_ON = (summary.EXIT_OK, summary.EXIT_OPEN, summary.EXIT_VOID, summary.EXIT_SLO_MISSED)
 """Exit codes of a search that went on to its end; on a busy machine all its windows may be void."""

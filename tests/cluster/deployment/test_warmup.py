@@ -12,12 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.deployment import service_reports, warmup
-from cluster.deployment.service_reports import (
-    reported_facts,
-    reports,
-    verdict,
-    warm_prefill,
-)
+from cluster.deployment.service_reports import reported_facts, reports, verdict, warm_prefill
 from cluster.deployment.warmup import (
     DeployError,
     ReplicaWarmer,

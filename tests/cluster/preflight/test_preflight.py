@@ -11,25 +11,11 @@ import pytest
 
 from cluster.preflight import gpus as gpu_facts
 from cluster.preflight import node_facts
-from cluster.preflight.checks import (
-    Expected,
-    Finding,
-    InspectedNode,
-    compare,
-    environments,
-    table,
-)
+from cluster.preflight.checks import Expected, Finding, InspectedNode, compare, environments, table
 from cluster.preflight.gpus import Gpu
 from cluster.preflight.judges import check_node
 from cluster.ray_session.own_machine import MOST_STREAMS
-from tests.support.machine.node_files import (
-    CASES,
-    GIB,
-    HBM,
-    HEALTHY,
-    install_amdsmi,
-    write,
-)
+from tests.support.machine.node_files import CASES, GIB, HBM, HEALTHY, install_amdsmi, write
 
 MI325X = Expected(
     "vllm",

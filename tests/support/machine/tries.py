@@ -4,24 +4,13 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from analysis.results import summary
+from tests.support.commands import WORDS
 from tests.support.machine.patience import BUSY
 
 TRIES = 3
 """Runs until one is valid (our choice): the machine may be busy in two, a fault shows in each."""
-BRACKETING = [
-    "workload.input_tokens.mean=1000",
-    "workload.output_tokens.mean=20",
-    "search.window_s=10",
-    "search.first_transition_s=4",
-    "search.transition_s=2",
-    "search.budget_s=45",
-    "search.min_windows=2",
-    "fleet.warmup_requests=4",
-    "fleet.drain_s=3",
-    "engine.time_scale=1",
-]
-"""Words of a search in real time with requests so short that a few windows bracket the simulated engine: at
-eleven of twelve seeds on the engine model; else one end stays open."""
+BRACKETING = WORDS["bracketing"]
+"""Words of a search that a few windows end."""
 
 
 def bracketed(tree: dict[str, Any]) -> bool:

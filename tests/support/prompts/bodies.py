@@ -6,19 +6,10 @@ from typing import Any
 from conf import Experiment
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import ArrivalSchedule, Planned, planned
+from tests.support import commands
 
-WORDS = [
-    "workload=character",
-    "workload.conversations.characters=5",
-    "workload.conversations.turns=12",
-    "workload.conversations.max_prompt_tokens=1024",
-    "workload.conversations.system_tokens=100",
-    "workload.conversations.character_tokens.mean=150",
-    "workload.conversations.persona_tokens.mean=30",
-    "workload.conversations.answer_tokens.mean=40",
-    "workload.conversations.truncation_step_tokens=500",
-]
-"""Small chats, whose histories are cut after a dozen turns."""
+WORDS = commands.WORDS["small_chats"]
+"""Chats whose histories are cut after a dozen turns."""
 
 
 def shared_by_plan(planned: Planned, other: Planned) -> int:
