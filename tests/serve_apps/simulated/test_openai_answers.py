@@ -238,14 +238,5 @@ def test_metrics_are_prometheus_text_with_vllms_names_and_types() -> None:
 
 
 def test_the_scraper_reads_what_the_engine_tells() -> None:
-    assert page_figures(openai_answers.metrics_body(METRICS, SERVED).decode()) == {
-        "running": 3,
-        "waiting": 2,
-        "kv_usage": 0.25,
-        "prefix_queries": 80,
-        "prefix_hits": 32,
-        "preemptions": 1,
-        "prompt_tokens": 100,
-        "generation_tokens": 50,
-        "finished": 13,
-    }
+    own = {name: METRICS[name] for name in METRICS if name not in ("aborted", "steps", "late_steps")}
+    assert page_figures(openai_answers.metrics_body(METRICS, SERVED).decode()) == own | {"finished": 13}

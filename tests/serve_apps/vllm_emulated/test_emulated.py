@@ -55,32 +55,29 @@ def gpu(engine: EmulatedEngine | None = None, **model: Any) -> EmulatedGpu:
 
 
 def scheduled(
-    new: list[tuple[str, int, int, list[int] | None]] = [],  # noqa: B006
-    cached: list[tuple[str, int, int]] = [],  # noqa: B006
-    tokens: dict[str, int] | None = None,
+    tokens: int = 0,
+    new: tuple[Any, ...] = (),
+    cached: tuple[int, ...] = (),
     finished: tuple[str, ...] = (),
 ) -> Any:
-    """A SchedulerOutput as far as it is read.
+    """A SchedulerOutput as far as it is read, with so many tokens of the one request `a`.
 
-    `new` are (id, prompt, computed, prefill ids), `cached` (id, computed, outputs).
+    `new` are its prompt, computed tokens and prefill ids, `cached` its computed tokens and outputs.
     """
+    first = [
+        SimpleNamespace(
+            req_id="a", prompt_token_ids=[1] * prompt, num_computed_tokens=computed, prefill_token_ids=ids
+        )
+        for prompt, computed, ids in ([new] if new else [])
+    ]
+    more = SimpleNamespace(
+        req_ids=["a"] * bool(cached), num_computed_tokens=cached[:1], num_output_tokens=cached[1:]
+    )
     return SimpleNamespace(
         finished_req_ids=set(finished),
-        num_scheduled_tokens=tokens or {},
-        scheduled_new_reqs=[
-            SimpleNamespace(
-                req_id=name,
-                prompt_token_ids=[1] * prompt,
-                num_computed_tokens=computed,
-                prefill_token_ids=ids,
-            )
-            for name, prompt, computed, ids in new
-        ],
-        scheduled_cached_reqs=SimpleNamespace(
-            req_ids=[name for name, *_ in cached],
-            num_computed_tokens=[computed for _, computed, _ in cached],
-            num_output_tokens=[outputs for *_, outputs in cached],
-        ),
+        num_scheduled_tokens={"a": tokens} if tokens else {},
+        scheduled_new_reqs=first,
+        scheduled_cached_reqs=more,
     )
 
 
@@ -131,10 +128,12 @@ def test_the_front_end_is_left_out_for_vllms_own_is_real() -> None:
     assert gpu(step_time=replace(times, **slow)).costs == gpu().costs
 
 
-def test_a_recipe_stays_what_it_is_but_for_the_switch() -> None:
-    recipe = Recipe({"max_num_seqs": 64}, {"VLLM_ROCM_USE_AITER": "1"}, ("a note",))
-    there = emulated(recipe, EmulatedEngine(), SPECS.model, SPECS.hardware, SPECS.layout)
-    assert there.args == {"max_num_seqs": 64, "additional_config": gpu().written()}
+def test_a_recipe_stays_what_it_is_but_for_the_switch_and_a_limit_of_the_layout() -> None:
+    args = {"max_num_batched_tokens": 8192, "max_num_seqs": 64}
+    recipe = Recipe(args, {"VLLM_ROCM_USE_AITER": "1"}, ("a note",))
+    layout = replace(SPECS.layout, max_num_batched_tokens=4096)
+    there = emulated(recipe, EmulatedEngine(), SPECS.model, SPECS.hardware, layout)
+    assert there.args == {**args, "max_num_batched_tokens": 4096, "additional_config": gpu().written()}
     assert (
         there.env == {**recipe.env, **ENVIRONMENT, GPU_BYTES: "274861129728"} and there.notes == recipe.notes
     )
@@ -145,22 +144,17 @@ def test_latent_attention_is_refused_in_one_line() -> None:
         gpu(kv_lora_rank=512)
 
 
-def test_a_prompt_in_chunks_samples_with_its_last_one() -> None:
+def test_a_prompt_in_chunks_samples_with_its_last_one_and_a_decoder_counts_outputs_still_computed() -> None:
     steps = Steps()
-    (first,) = steps.parts(scheduled(new=[("a", 100, 0, None)], tokens={"a": 60}))
+    (first,) = steps.parts(scheduled(60, new=(100, 0, None)))
     assert first == StepPart("a", computed=0, new=60, prompt=100, known=100)
     assert not first.samples and not first.decodes
-    (last,) = steps.parts(scheduled(cached=[("a", 60, 0)], tokens={"a": 40}))
+    (last,) = steps.parts(scheduled(40, cached=(60, 0)))
     assert last.samples and not last.decodes
     assert batch([first, last]) == Batch(
         prefill_tokens=100, context_tokens=60, attention_pairs=60 * 30 + 40 * (60 + 20), sequences=1
     )
-
-
-def test_a_decoder_counts_outputs_that_are_still_computed() -> None:
-    steps = Steps()
-    steps.parts(scheduled(new=[("a", 100, 96, None)], tokens={"a": 4}))
-    (decoder,) = steps.parts(scheduled(cached=[("a", 100, 1)], tokens={"a": 1}))
+    (decoder,) = steps.parts(scheduled(1, cached=(100, 1)))
     assert decoder.decodes and decoder.samples
     assert batch([decoder]) == Batch(decode_tokens=1, context_tokens=100, sequences=1)
 
@@ -168,7 +162,7 @@ def test_a_decoder_counts_outputs_that_are_still_computed() -> None:
 def test_the_last_token_of_a_prompt_that_was_received_is_as_one_decoded() -> None:
     steps = Steps()
     steps.received({"a"})
-    (part,) = steps.parts(scheduled(new=[("a", 100, 99, None)], tokens={"a": 1}))
+    (part,) = steps.parts(scheduled(1, new=(100, 99, None)))
     assert part.samples and part.decodes
     assert batch([part]) == Batch(decode_tokens=1, context_tokens=99, sequences=1)
 
@@ -190,28 +184,16 @@ def test_a_recipe_of_a_split_layout_gets_our_connector_of_the_same_name_and_the_
         assert seen.transfer == TransferSeconds.of(SPECS.model, layout) and seen.tensor_parallel == width
 
 
-def test_the_limits_of_a_layout_come_before_the_engines_as_in_the_simulated_engine() -> None:
-    layout = replace(SPECS.layout, max_num_batched_tokens=4096)
-    recipe = Recipe({"max_num_batched_tokens": 8192, "max_num_seqs": 64}, {})
-    there = emulated(recipe, EmulatedEngine(), SPECS.model, SPECS.hardware, layout)
-    assert (there.args["max_num_batched_tokens"], there.args["max_num_seqs"]) == (4096, 64)
-
-
-@pytest.mark.parametrize("runner", ["V1", "V2"])
-def test_a_preempted_request_computes_its_outputs_again(runner: str) -> None:
+@pytest.mark.parametrize("again", [{"cached": (48, 10)}, {"new": (100, 48, [1] * 110)}], ids=["V1", "V2"])
+def test_a_preempted_request_computes_its_outputs_again(again: dict[str, Any]) -> None:
     steps = Steps()
-    steps.parts(scheduled(new=[("a", 100, 0, None)], tokens={"a": 100}))
-    again = (
-        scheduled(cached=[("a", 48, 10)], tokens={"a": 62})
-        if runner == "V1"
-        else scheduled(new=[("a", 100, 48, [1] * 110)], tokens={"a": 62})
-    )
-    (resumed,) = steps.parts(again)
+    steps.parts(scheduled(100, new=(100, 0, None)))
+    (resumed,) = steps.parts(scheduled(62, **again))
     assert resumed == StepPart("a", computed=48, new=62, prompt=100, known=110)
     assert resumed.samples and not resumed.decodes
     steps.parts(scheduled(finished=("a",)))
     with pytest.raises(KeyError):
-        steps.parts(scheduled(cached=[("a", 110, 11)], tokens={"a": 1}))
+        steps.parts(scheduled(1, cached=(110, 11)))
 
 
 TRANSFER_SPECS = load(["engine=vllm_emulated", "layout=1p1d_tp4_ep4"])

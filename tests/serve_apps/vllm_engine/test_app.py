@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from serve_apps.routing.serve_routers import LOOPBACK, reserved_port
 from serve_apps.vllm_engine import app
 from serve_apps.vllm_engine.app import ENGINES, VllmProcessReplica, guarded, vllm_app
 from serve_apps.vllm_engine.config_file import near, own_caches
+from tests.support.machine.patience import until
 from tests.support.words.recipe_words import PROCESS, QWEN, TP4, experiment, resolve
 
 LEADER = """
@@ -30,7 +30,6 @@ import subprocess, sys
 subprocess.run(sys.argv[1:], start_new_session=True)
 input()
 """
-DEADLINE_S = 120.0
 
 
 def lives(pid: int) -> bool:
@@ -40,11 +39,8 @@ def lives(pid: int) -> bool:
         return False
 
 
-def ended(pids: list[int]) -> bool:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while any(map(lives, pids)) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    return not any(map(lives, pids))
+def wait_for_end(*pids: int) -> None:
+    until(lambda: not any(map(lives, pids)), f"{pids} live on")
 
 
 @pytest.fixture
@@ -71,14 +67,14 @@ def test_a_replica_that_is_killed_takes_its_server_along(
     process, pids = starter
     assert all(map(lives, pids))
     process.kill()
-    assert ended(pids)
+    wait_for_end(*pids)
 
 
 @pytest.mark.slow
 def test_an_engine_does_not_outlive_its_server(starter: tuple[subprocess.Popen[str], list[int]]) -> None:
     _, (leader, child) = starter
     os.kill(leader, signal.SIGKILL)
-    assert ended([leader, child])
+    wait_for_end(leader, child)
 
 
 def test_a_reserved_port_is_for_the_server_only() -> None:
@@ -141,7 +137,7 @@ async def started(timeout_s: float = 240.0) -> VllmProcessReplica:
     try:
         await replica.__init__([], timeout_s)  # type: ignore[misc]
     except (RuntimeError, TimeoutError):
-        assert ended([replica._process.pid])
+        wait_for_end(replica._process.pid)
         raise
     return replica
 
@@ -182,18 +178,14 @@ def test_the_server_ends_with_the_application_and_not_by_the_garbage_collector(a
             await replica.check_health()
         return replica._process.pid
 
-    assert ended([asyncio.run(run())])
+    wait_for_end(asyncio.run(run()))
 
 
 @pytest.mark.parametrize(
     ("source", "timeout_s", "message"),
     [
         ("raise SystemExit('no such flag')", 240.0, r"vLLM ended with 1: no such flag \(log: .*r1\.log\)"),
-        (
-            "print('AnError: why'); raise SystemExit('leaked')",
-            240.0,
-            r"with 1: AnError: why \(log",
-        ),
+        ("print('AnError: why'); raise SystemExit('leaked')", 240.0, r"with 1: AnError: why \(log"),
         ("import time; time.sleep(600)", 0.1, r"not ready in time: it wrote nothing \(log: .*r1\.log\)"),
     ],
 )

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from conf import load
-from conf.specs.experiment import Layout, VllmEngine
+from conf.specs.experiment import VllmEngine
 from conf.words import groups
 from serve_apps.engine_model.cost.architecture import total_parameters
 from serve_apps.vllm_recipes import recipes, vllm_flags
 from serve_apps.vllm_recipes.model_folder import END_OF_TEXT, _shapes, write_folder
-from serve_apps.vllm_recipes.recipes import Recipe
 from tests.support.words.recipe_words import (
     CPU,
     DEEPSEEK,
@@ -36,33 +36,7 @@ from tests.support.words.recipe_words import (
     resolve,
 )
 
-# The published settings, as the blog of 13 Jan 2026 and arXiv 2603.10031 print them.
-
-BLOG_ENV = (
-    "VLLM_USE_V1=1 SAFETENSORS_FAST_GPU=1 VLLM_ROCM_USE_AITER=1 VLLM_ROCM_USE_AITER_MOE=1 "
-    "VLLM_USE_TRITON_FLASH_ATTN=0"
-)
-BLOG_FLAGS = (
-    "--enable-expert-parallel --kv-cache-dtype fp8 --quantization fp8 --distributed-executor-backend mp "
-    "--trust-remote-code --disable-log-requests --enable-prefix-caching --max-model-len 32768 "
-    "--max-num-batched-tokens 32768 --gpu-memory-utilization 0.9"
-)
-GRAPHS = '--compilation-config \'{"full_cuda_graph": false, "max_capture_size": 32768}\''
-PAPER_FLAGS = (
-    "--tensor-parallel-size 8 --gpu-memory-utilization 0.95 --max-num-seqs 2048 "
-    "--max-num-batched-tokens 65536 --block-size 1 --quantization fp8"
-)
-PAPER_ENV = (
-    "NCCL_MIN_NCHANNELS=112 VLLM_ROCM_QUICK_REDUCE_QUANTIZATION=FP "
-    "VLLM_ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=1 "
-    "VLLM_ROCM_USE_AITER=1 VLLM_ROCM_USE_AITER_MHA=0 VLLM_ROCM_USE_AITER_MLA=1 VLLM_ROCM_USE_AITER_MOE=1 "
-    "AITER_ENABLE_VSKIP=0"
-)
-PUBLISHED = {
-    (QWEN, TP8): ("0.11.0", f"--tensor-parallel-size 8 {BLOG_FLAGS} {GRAPHS}", BLOG_ENV),
-    (QWEN, TP4): ("0.11.0", f"--tensor-parallel-size 4 {BLOG_FLAGS}", BLOG_ENV),
-    DEEPSEEK: ("0.14.1", PAPER_FLAGS, PAPER_ENV),
-}
+PUBLISHED = yaml.safe_load((Path(__file__).parents[2] / "data" / "published_settings.yaml").read_text())
 
 
 def paired(words: Sequence[str]) -> dict[str, str | None]:
@@ -75,14 +49,15 @@ def paired(words: Sequence[str]) -> dict[str, str | None]:
     return pairs
 
 
-@pytest.mark.parametrize("words", PUBLISHED, ids=lambda words: "-".join(words))
-def test_published_settings_are_those_printed(words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("words", PUBLISHED)
+def test_published_settings_are_those_printed(words: str) -> None:
     version, flags, env = PUBLISHED[words]
-    recipe = resolve([*words, *HAND], version)
-    model, *given = recipes.command(recipe, experiment(words).model)
+    recipe = resolve([*words.split(), *HAND], version)
+    asked = experiment(words.split()).model
+    model, *given = recipes.command(recipe, asked)
     assert paired(given) == paired(shlex.split(flags))
     assert recipe.env == dict(pair.split("=") for pair in env.split())
-    assert model == experiment(words).model.served_name
+    assert model == asked.served_name
     assert version in recipe.notes[0] and "inferred" in recipe.notes[0]
 
 
@@ -179,29 +154,20 @@ def test_long_requests_are_refused_and_chunks_noted() -> None:
         recipes.check_request(free, asked.model, 262145)
 
 
-def names(group: str) -> list[str]:
-    return groups()[group]
-
-
-def resolved(model: str, layout: str, version: str, **engine: str) -> tuple[Layout, Recipe]:
-    """The layout and what is told; models and layouts are composed once each, not each with each."""
-    asked, cut = experiment([f"model={model}"]), experiment([f"layout={layout}"]).layout
-    assert isinstance(asked.engine, VllmEngine)
-    chosen: Any = replace(asked.engine, **engine)
-    return cut, recipes.resolve(chosen, asked.model, cut, version, asked.hardware)
-
-
-@pytest.mark.parametrize("model", [name for name in names("model") if "tiny" not in name])
+@pytest.mark.parametrize("model", [name for name in groups()["model"] if "tiny" not in name])
 @pytest.mark.parametrize("layout", ["dp1_tp8_ep8", "dp2_tp4_ep4", "dp1_tp8", "dp1_tp4"])
 def test_the_modern_preset_fits_every_model_but_dense_ones_with_experts_apart(
     model: str, layout: str
 ) -> None:
+    """Models and layouts are composed once each, not each with each."""
+    asked, cut = experiment([f"model={model}"]), experiment([f"layout={layout}"]).layout
+    parts: Any = asked.engine, asked.model, cut, NEWEST, asked.hardware
     if "llama" in model and "ep" in layout:
         with pytest.raises(ValueError, match="is dense"):
-            resolved(model, layout, NEWEST)
+            recipes.resolve(*parts)
     else:
-        cut, result = resolved(model, layout, NEWEST)
-        assert result.args["tensor_parallel_size"] == cut.tensor_parallel == int(layout.split("_tp")[1][0])
+        told = recipes.resolve(*parts).args["tensor_parallel_size"]
+        assert told == cut.tensor_parallel == int(layout.split("_tp")[1][0])
 
 
 def test_the_users_words_go_over_both_sides_and_the_layouts_limits_over_the_recipes() -> None:
@@ -242,9 +208,8 @@ DENSE = replace(load(["model=llama31_405b_fp8", "layout=dp1_tp8"]).model, vocab=
 LATENT = load(["model=deepseek_v32_fp8", "layout=dp1_tp8"]).model
 
 
-def read(folder: Path, name: str) -> dict[str, object]:
-    tree: dict[str, object] = json.loads((folder / name).read_text())
-    return tree
+def read(folder: Path, name: str) -> Any:
+    return json.loads((folder / name).read_text())
 
 
 @pytest.fixture(scope="module")
@@ -257,14 +222,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_every_id_is_a_token_of_its_own(folders: dict[str, Path]) -> None:
     for model in (TINY, BIG):
         folder = folders[model.name]
-        vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+        vocabulary = read(folder, "tokenizer.json")["model"]["vocab"]
         assert sorted(vocabulary.values()) == list(range(model.vocab))
         assert vocabulary[END_OF_TEXT] == read(folder, "config.json")["eos_token_id"] == model.vocab - 1
 
 
 def test_the_config_says_what_the_weights_are(folders: dict[str, Path]) -> None:
     config, tiny, dense = (read(folders[each.name], "config.json") for each in (BIG, TINY, DENSE))
-    assert config["quantization_config"]["weight_block_size"] == [128, 128]  # type: ignore[index]
+    assert config["quantization_config"]["weight_block_size"] == [128, 128]
     assert config["num_experts"] == 128 and config["architectures"] == ["Qwen3MoeForCausalLM"]
     assert "quantization_config" not in tiny
     assert dense["architectures"] == ["LlamaForCausalLM"] and "num_experts" not in dense

@@ -34,6 +34,19 @@ def config(words: Sequence[str]) -> dict[str, Any]:
     return config_file.llm_config(asked, asked.layout, resolve(words))
 
 
+def rendered(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["render", *words, "vllm_version=0.33.0", "--json"]) == 0
+    tree: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return tree
+
+
+def sides_of(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    """What Ray Serve is told of the prefill and of the decode engines."""
+    (application,) = tree["ray_serve"]["applications"]
+    assert application["import_path"] == OUR_BUILDER  # the prefill servers of Ray's refuse min_tokens
+    return [application["args"][name] for name in ("prefill_config", "decode_config")]
+
+
 def test_rays_configuration_of_gpus() -> None:
     words = [QWEN, TP4, "engine.node_resource=mi325x_node", "engine.model_path=/models/qwen"]
     result = config(words)
@@ -61,13 +74,9 @@ def test_flags_of_all_kinds_of_values() -> None:
 
 
 def test_render_prints_both_replicas_of_a_node(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["render", TP4, "vllm_version=0.33.0", "--json"]) == 0
-    tree = json.loads(capsys.readouterr().out)
+    tree = rendered([TP4], capsys)
     first, second = tree["replicas_of_a_node"]
-    assert [first["env"]["HIP_VISIBLE_DEVICES"], second["env"]["HIP_VISIBLE_DEVICES"]] == [
-        "0,1,2,3",
-        "4,5,6,7",
-    ]
+    assert [each["env"]["HIP_VISIBLE_DEVICES"] for each in (first, second)] == ["0,1,2,3", "4,5,6,7"]
     assert first["command"][:5] == ["numactl", "--cpunodebind=0", "--membind=0", "vllm", "serve"]
     assert second["command"][:3] == ["numactl", "--cpunodebind=1", "--membind=1"]
     for name in ("TRITON_CACHE_DIR", "VLLM_CACHE_ROOT"):
@@ -92,14 +101,8 @@ def test_render_prints_a_shell_command_and_yaml(capsys: pytest.CaptureFixture[st
         check=True,
     ).stdout.split("\n")
     asked, recipe = experiment([QWEN, TP8]), resolve([QWEN, TP8, PROCESS])
-    assert shown[:-1] == [
-        "serve",
-        *recipes.command(recipe, asked.model),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "8000",
-    ]
+    address = "--host", "127.0.0.1", "--port", "8000"
+    assert shown[:-1] == ["serve", *recipes.command(recipe, asked.model), *address]
 
 
 def test_render_calibrate_prints_the_bench_of_one_engine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,12 +137,6 @@ def test_a_reader_who_leaves_is_no_error_of_ours_and_the_command_needs_neither_r
     assert (shown.wait(), shown.stderr.read()) == (1, b"")
 
 
-def rendered(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    assert main(["render", *words, "vllm_version=0.33.0", "--json"]) == 0
-    tree: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return tree
-
-
 def transfer_of(process: dict[str, Any]) -> dict[str, Any]:
     """The connector's configuration among the words of a process."""
     words = process["command"]
@@ -172,23 +169,20 @@ def test_render_prints_both_sides_of_a_split_node(mode: str, capsys: pytest.Capt
         "python",
         "examples/disaggregated/disaggregated_serving/moriio_toy_proxy_server.py",
     ]
-    (application,) = tree["ray_serve"]["applications"]
-    assert application["import_path"] == OUR_BUILDER  # the prefill servers of Ray's refuse min_tokens
-    sides = [application["args"][name] for name in ("prefill_config", "decode_config")]
+    sides = sides_of(tree)
+    extra = {"read_mode": mode == "read"}
     assert [side["engine_kwargs"]["kv_transfer_config"] for side in sides] == [
-        {
-            "kv_connector": "MoRIIOConnector",
-            "kv_role": role,
-            "kv_connector_extra_config": {"read_mode": mode == "read"},
-        }
+        {"kv_connector": "MoRIIOConnector", "kv_role": role, "kv_connector_extra_config": extra}
         for role in ("kv_producer", "kv_consumer")
     ]
     assert [side["experimental_configs"]["MORI_NOTIFY_PORT_BASE"] for side in sides] == [61005, 62005]
     assert [len(side["placement_group_config"]["bundles"]) for side in sides] == [4, 4]
 
 
-def test_no_two_engines_of_a_node_listen_on_the_same_port(capsys: pytest.CaptureFixture[str]) -> None:
-    tree = rendered(["layout=2p1d", NIXL, "cluster.nodes=2"], capsys)
+def test_no_two_engines_of_a_node_listen_on_the_same_port_and_they_share_it_by_their_gpus(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tree = rendered(["layout=2p1d", NIXL, "cluster.nodes=2", "engine.node_resource=mi325x_node"], capsys)
     engines = tree["replicas_of_a_node"]
     assert [(engine["side"], engine["env"]["HIP_VISIBLE_DEVICES"]) for engine in engines] == [
         ("prefill", "0,1"),
@@ -205,20 +199,14 @@ def test_no_two_engines_of_a_node_listen_on_the_same_port(capsys: pytest.Capture
         *("--prefiller-hosts", "127.0.0.1", "127.0.0.1", "--prefiller-ports", "8000", "8001"),
         *("--decoder-hosts", "127.0.0.1", "--decoder-ports", "8002"),
     ]
-    (application,) = tree["ray_serve"]["applications"]
-    sides = [application["args"][name] for name in ("prefill_config", "decode_config")]
+    sides = sides_of(tree)
     assert [side["deployment_config"]["num_replicas"] for side in sides] == [4, 2]
     assert [side["experimental_configs"]["NIXL_SIDE_CHANNEL_PORT_BASE"] for side in sides] == [20000, 22000]
-    assert [len(side["placement_group_config"]["bundles"]) for side in sides] == [2, 4]
+    assert [side["placement_group_config"]["bundles"] for side in sides] == [
+        [{"GPU": 1.0, "CPU": 0.1, "mi325x_node": 0.25}, {"GPU": 1.0}],
+        [{"GPU": 1.0, "CPU": 0.1, "mi325x_node": 0.5}, {"GPU": 1.0}, {"GPU": 1.0}, {"GPU": 1.0}],
+    ]
     assert any("on several nodes" in note for note in tree["notes"])
-
-
-def test_engines_of_both_sides_share_a_node_by_their_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    tree = rendered(["layout=3p1d_tp2_ep2", "engine.node_resource=mi325x_node"], capsys)
-    (application,) = tree["ray_serve"]["applications"]
-    for name in ("prefill_config", "decode_config"):
-        bundles = application["args"][name]["placement_group_config"]["bundles"]
-        assert bundles == [{"GPU": 1.0, "CPU": 0.1, "mi325x_node": 0.25}, {"GPU": 1.0}]
 
 
 def test_ranks_are_groups_of_serves_replicas_with_gpus_of_their_own() -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from conf import ConfigError, load
 from conf.constants import replaced
-from conf.specs.experiment import Experiment, SimulatedEngine
+from conf.specs.experiment import Experiment
+from loadgen.cli.engine_model import parts
 from serve_apps.engine_model.cost.node import guess_qps
 from serve_apps.engine_model.cost.step_time import Batch, RanksTime, Roofline, ranks_time, roofline
 from serve_apps.engine_model.engine.kinds import EngineKind
@@ -45,6 +46,10 @@ def experiment(layout: str = "dp1_tp8_ep8", hardware: str = "mi325x") -> Experim
     return replaced(specs(QWEN, layout, hardware), ROUND)
 
 
+def with_layout(experiment: Experiment, **changes: Any) -> Experiment:
+    return replace(experiment, layout=replace(experiment.layout, **changes))
+
+
 def steps(experiment: Experiment) -> Roofline:
     return roofline(experiment.model, experiment.hardware, experiment.layout)
 
@@ -71,9 +76,7 @@ def prefill(tokens: int, context: int = 0) -> Batch:
 @pytest.mark.parametrize(("layout", "measured_ms"), [("dp1_tp8_ep8", 129), ("dp2_tp4_ep4", 162)])
 def test_an_idle_prompt_of_2000_tokens_takes_what_was_measured(layout: str, measured_ms: float) -> None:
     """First requests of the published per-request rows (tests/benchmarks/published)."""
-    asked = specs(layout=layout, hardware="mi300x")
-    assert isinstance(asked.engine, SimulatedEngine)
-    machine = EngineKind.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    machine = EngineKind.of(*parts(specs(layout=layout, hardware="mi300x")))
     alone = serve_closed(machine, 1, [np.array([tokens]) for tokens in (2000, 1000, 0)])
     assert (alone.first_token_s - alone.sent_s) * 1e3 == pytest.approx(measured_ms, rel=0.2)
 
@@ -105,18 +108,15 @@ def test_quick_reduce_shrinks_large_all_reduces_only(
     codec: Any, layout: str, smallest: int, share: float
 ) -> None:
     asked = experiment(layout=layout)
-    plain, quick = steps(asked), steps(replace(asked, layout=replace(asked.layout, quick_reduce=codec)))
-    below, above = smallest - 1, smallest
-    assert terms(quick, prefill(below)).all_reduce == terms(plain, prefill(below)).all_reduce
-    assert terms(quick, prefill(above)).all_reduce == pytest.approx(
-        share * terms(plain, prefill(above)).all_reduce
-    )
+    plain, quick = steps(asked), steps(with_layout(asked, quick_reduce=codec))
+    below, above = prefill(smallest - 1), prefill(smallest)
+    assert terms(quick, below).all_reduce == terms(plain, below).all_reduce
+    assert terms(quick, above).all_reduce == pytest.approx(share * terms(plain, above).all_reduce)
 
 
 def test_quick_reduce_is_for_a_mesh_and_for_the_simulated_engine() -> None:
-    asked = experiment(hardware="h100")
     with pytest.raises(ValueError, match=r"not TP8 on H100 SXM; set layout\.quick_reduce=none"):
-        roofline(asked.model, asked.hardware, replace(asked.layout, quick_reduce="int8"))
+        steps(with_layout(experiment(hardware="h100"), quick_reduce="int8"))
     with pytest.raises(ConfigError, match="VLLM_ROCM_QUICK_REDUCE_QUANTIZATION"):
         load(["engine=vllm", "layout.quick_reduce=int8"])
 
@@ -200,10 +200,9 @@ def test_the_peak_is_that_of_the_weights_type() -> None:
 
 @pytest.mark.parametrize("figure", ["bf16_flop_per_s", "link_bytes_per_s"])
 def test_unknown_figures_refuse_to_be_used(figure: str) -> None:
-    asked = experiment()
     unknown: dict[str, Any] = {figure: None}
     with pytest.raises(ValueError, match=figure):
-        roofline(asked.model, replace(asked.hardware, **unknown), asked.layout)
+        steps(replace(experiment(), hardware=replace(experiment().hardware, **unknown)))
 
 
 def test_a_chunk_attends_to_its_context_and_half_of_itself() -> None:
@@ -246,20 +245,18 @@ def test_cutting_a_prefill_costs_the_fixed_part_again_and_the_context_it_reads()
 
 @given(batches, st.sampled_from(["none", "int4"]))
 def test_the_terms_of_a_step_add_up_to_its_duration(batch: Batch, reduce: Any) -> None:
-    asked = experiment()
-    model = steps(replace(asked, layout=replace(asked.layout, quick_reduce=reduce)))
+    model = steps(with_layout(experiment(), quick_reduce=reduce))
     assert model.duration_s(batch) == pytest.approx(sum(model.terms(batch)), rel=1e-12)
 
 
 def ranks(layout: str = "dp8_attention_ep8", **changes: Any) -> RanksTime:
-    asked = specs(layout=layout)
-    return ranks_time(asked.model, asked.hardware, replace(asked.layout, **changes))
+    asked = with_layout(specs(layout=layout), **changes)
+    return ranks_time(asked.model, asked.hardware, asked.layout)
 
 
 def test_one_data_parallel_rank_is_a_step_of_always() -> None:
     for layout in ("dp1_tp8_ep8", "dp2_tp4_ep4", "dp1_tp8"):
-        asked = specs(layout=layout)
-        plain = roofline(asked.model, asked.hardware, asked.layout)
+        plain = steps(specs(layout=layout))
         for batch in (Batch(60, 0, 60 * 3000, 0, 60), Batch(30, 5000, 30 * 3000, 5000 * 2500, 31)):
             assert ranks_step_s(ranks(layout), [batch]) == pytest.approx(plain.duration_s(batch), rel=1e-9)
 
@@ -269,8 +266,7 @@ def test_equal_ranks_take_what_the_balanced_step_says() -> None:
     each = Batch(8, 0, 8 * 3000, 0, 8)
     whole = Batch(64, 0, 64 * 3000, 0, 64)
     assert ranks_step_s(time, [each] * 8) == pytest.approx(time.balanced.duration_s(whole))
-    asked = specs(layout="dp8_attention_ep8")
-    assert roofline(asked.model, asked.hardware, asked.layout) == time.balanced
+    assert steps(specs(layout="dp8_attention_ep8")) == time.balanced
 
 
 def test_wider_ranks_read_less_of_attention_and_each_reads_its_share_of_all_experts() -> None:
@@ -286,8 +282,7 @@ def test_wider_ranks_read_less_of_attention_and_each_reads_its_share_of_all_expe
 
 def test_gathering_the_tokens_of_all_ranks_costs_what_an_all_reduce_does_where_they_are_equal() -> None:
     """In a mesh each of two shots sends a GPU's own tokens over every link: 1/8 of all."""
-    asked = specs()
-    ffn_s = roofline(asked.model, asked.hardware, asked.layout).all_reduce_token_s / 2
+    ffn_s = steps(specs()).all_reduce_token_s / 2
     assert ranks().own.all_reduce_token_s / 8 == pytest.approx(ffn_s)
 
 

@@ -1,8 +1,7 @@
-"""serve_apps/engine_model/service/service.py in one call: against the engine step by step, and by hand."""
+"""serve_apps/engine_model/service/service.py: in one call against the engine step by step, and by hand."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,6 +11,8 @@ from numpy.testing import assert_allclose
 
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model import Engine, EngineKind, GenerateRequest
+from serve_apps.engine_model.cost.step_time import Batch, roofline
+from serve_apps.engine_model.engine.engine import RequestState
 from serve_apps.engine_model.service.balancer import Balance
 from serve_apps.engine_model.service.service import (
     LATE_GAP,
@@ -25,15 +26,14 @@ from serve_apps.engine_model.service.service import (
     serve_closed,
 )
 from tests.support.virtual.engines import specs
-from tests.support.virtual.virtual_service import VirtualService
+from tests.support.virtual.virtual_service import RequestProgress, VirtualService
 
 ASKED = specs()
 PARTS = ASKED.model, ASKED.hardware, ASKED.layout
 
 
-def spec(**fields: Any) -> SimulatedEngine:
-    assert isinstance(ASKED.engine, SimulatedEngine)
-    return replace(ASKED.engine, **fields)
+def kind(**fields: Any) -> EngineKind:
+    return EngineKind.of(SimulatedEngine(**fields), *PARTS)
 
 
 def traffic(seed: int, count: int, rate_qps: float, shared: int = 0) -> Any:
@@ -43,9 +43,19 @@ def traffic(seed: int, count: int, rate_qps: float, shared: int = 0) -> Any:
     return np.cumsum(rng.exponential(1 / rate_qps, count)), (inputs, outputs, np.full(count, shared))
 
 
-def step_by_step(asked: SimulatedEngine, sent_s: Any, columns: Any, held: int = 0) -> Sequence[Any]:
-    """The states of all requests on one engine; with `held` of them in flight, else each at its time."""
-    engine, now_s, states, count = Engine(EngineKind.of(asked, *PARTS), 3), 0.0, [], len(columns[0])
+class Stepped(NamedTuple):
+    """An engine that has served, the states of its requests, and the times of their tokens."""
+
+    engine: Engine
+    states: list[RequestState]
+    token_s: list[list[float]]
+
+
+def step_by_step(asked: EngineKind, sent_s: Any, columns: Any, held: int = 0) -> Stepped:
+    """All requests on one engine; with `held` of them in flight, else each at its time."""
+    engine, now_s, count = Engine(asked, 3), 0.0, len(columns[0])
+    states: list[RequestState] = []
+    token_s: list[list[float]] = [[] for _ in range(count)]
 
     def add(at_s: float) -> None:
         number = len(states)
@@ -61,23 +71,20 @@ def step_by_step(asked: SimulatedEngine, sent_s: Any, columns: Any, held: int = 
             add(float(sent_s[len(states)]))
             continue
         if start_s == np.inf:
-            return states
+            return Stepped(engine, states, token_s)
         end_s = engine.begin_step(start_s)
         now_s = start_s if end_s is None else end_s
+        for state in engine.emitting() if end_s else ():
+            token_s[state.request_id].append(now_s)
         for _ in engine.end_step() if end_s else ():
             if held and len(states) < count:
                 add(now_s)
 
 
-def of_states(states: Sequence[Any]) -> Any:
-    return np.array(
-        [(state.first_token_s, state.last_token_s, state.queue_s, state.cached_tokens) for state in states]
-    )
-
-
-def of_times(served: Times) -> Any:
-    assert served.queue_s is not None
-    return np.column_stack([served.first_token_s, served.last_token_s, served.queue_s, served.cached_tokens])
+def assert_alike(served: Times, stepped: Stepped) -> None:
+    for name in ("first_token_s", "last_token_s", "queue_s", "cached_tokens"):
+        expected = [getattr(state, name) for state in stepped.states]
+        assert_allclose(getattr(served, name), expected, rtol=1e-12)
 
 
 @given(
@@ -94,7 +101,7 @@ def of_times(served: Times) -> Any:
 def test_one_call_serves_as_the_engine_does_step_by_step(
     seed: int, rate_qps: float, budget: int, slots: int, blocks: int, ahead: bool, shared: int, noise: Any
 ) -> None:
-    asked = spec(
+    asked = kind(
         max_num_batched_tokens=budget,
         max_num_seqs=slots,
         num_gpu_blocks=blocks,
@@ -102,16 +109,15 @@ def test_one_call_serves_as_the_engine_does_step_by_step(
         **noise,
     )
     sent_s, columns = traffic(seed, 40, rate_qps, shared)
-    served = serve(EngineKind.of(asked, *PARTS), Requests(sent_s, columns), Replicas(seed=3))
-    assert_allclose(of_times(served), of_states(step_by_step(asked, sent_s, columns)), rtol=1e-12)
+    served = serve(asked, Requests(sent_s, columns), Replicas(seed=3))
+    assert_alike(served, step_by_step(asked, sent_s, columns))
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_closed_loop_sends_the_next_request_when_one_ends(ahead: bool) -> None:
-    asked = spec(async_scheduling=ahead, max_num_seqs=6)
+    asked = kind(async_scheduling=ahead, max_num_seqs=6)
     _, columns = traffic(9, 60, 1.0)
-    served = serve_closed(EngineKind.of(asked, *PARTS), 8, columns, seed=3)
-    assert_allclose(of_times(served), of_states(step_by_step(asked, None, columns, held=8)), rtol=1e-12)
+    assert_alike(serve_closed(asked, 8, columns, seed=3), step_by_step(asked, None, columns, held=8))
 
 
 HELD = 7
@@ -125,8 +131,8 @@ def test_in_a_closed_loop_each_engine_serves_what_it_got_and_as_many_are_in_flig
 ) -> None:
     rng = np.random.default_rng(0)
     lengths = [rng.integers(100, 6000, 60), rng.integers(1, 200, 60), np.zeros(60, np.int64)]
-    kind = EngineKind.of(spec(async_scheduling=ahead, step_noise_cv=cv), *PARTS)
-    times = serve(kind, Requests(np.zeros(60), lengths), Replicas(3, Balance(policy)), HELD)
+    asked = kind(async_scheduling=ahead, step_noise_cv=cv)
+    times = serve(asked, Requests(np.zeros(60), lengths), Replicas(3, Balance(policy)), HELD)
     assert (np.diff(times.sent_s) >= 0).all() and set(times.replica) == {0, 1, 2}
     in_flight = [
         int(((times.sent_s <= at) & (times.last_token_s > at)).sum()) for at in times.last_token_s[:-HELD]
@@ -139,17 +145,17 @@ def test_in_a_closed_loop_each_engine_serves_what_it_got_and_as_many_are_in_flig
     for replica in range(3):
         mine = np.flatnonzero(times.replica == replica)
         requests = Requests(times.sent_s[mine], [column[mine] for column in lengths])
-        alone = serve(kind, requests, Replicas(seed=replica))
+        alone = serve(asked, requests, Replicas(seed=replica))
         assert_allclose(alone.last_token_s, times.last_token_s[mine], rtol=1e-9)
 
 
 def test_the_kv_in_use_is_that_of_the_blocks_held() -> None:
     """Many short answers behind a shared prefix, which counts once."""
-    asked, count = spec(), 300
+    asked, count = kind(), 300
     sent_s = np.cumsum(np.random.default_rng(1).exponential(0.05, count))
     columns = np.full(count, 5600), np.full(count, 14), np.full(count, 5320)
-    work = serve(EngineKind.of(asked, *PARTS), Requests(sent_s, columns)).work
-    service = VirtualService(EngineKind.of(asked, *PARTS))
+    work = serve(asked, Requests(sent_s, columns)).work
+    service = VirtualService(asked)
     for key, at_s in enumerate(sent_s.tolist()):
         service.submit(key, at_s, 5600, 14, shared_tokens=5320)
     held, (engine,) = 0.0, service.service.arrays.engines
@@ -163,11 +169,11 @@ def test_what_can_never_be_served_is_refused() -> None:
     sent_s, (inputs, outputs, shared) = traffic(4, 50, 1000.0)
     requests = Requests(sent_s, (inputs + 4000, outputs, shared))
     with pytest.raises(ValueError, match="asks for"):
-        serve(EngineKind.of(spec(num_gpu_blocks=200), *PARTS), requests)
+        serve(kind(num_gpu_blocks=200), requests)
     with pytest.raises(ValueError, match="does not predict refusals"):
-        serve(EngineKind.of(spec(max_num_queued_reqs=3), *PARTS), requests)
+        serve(kind(max_num_queued_reqs=3), requests)
     with pytest.raises(ValueError, match="num_gpu_blocks"):
-        serve(EngineKind.of(spec(num_gpu_blocks=0), *PARTS), requests)
+        serve(kind(num_gpu_blocks=0), requests)
 
 
 @pytest.mark.parametrize("count", [2, 5, 101, 140])
@@ -179,7 +185,7 @@ def test_the_late_gap_is_numpys_quantile(count: int, share: float) -> None:
 
 def test_more_tokens_than_there_is_room_for_are_refused() -> None:
     """Compiled code would write their times over other memory."""
-    service, each = Service(EngineKind.of(spec(), *PARTS), Replicas(), 8, 64, tokens=10), np.array([5])
+    service, each = Service(kind(), Replicas(), 8, 64, tokens=10), np.array([5])
     none = np.zeros((1, 1), np.int64)
     service.append(each, each, none, none)
     service.append(each, each, none, none)
@@ -190,25 +196,73 @@ def test_more_tokens_than_there_is_room_for_are_refused() -> None:
 @pytest.mark.parametrize("blocks", [250, 10_000])
 def test_the_times_of_tokens_are_those_of_their_steps(blocks: int) -> None:
     """Also of requests that are preempted."""
-    asked = spec(num_gpu_blocks=blocks)
+    asked = kind(num_gpu_blocks=blocks)
     sent_s, (inputs, outputs, shared) = traffic(2, 40, 30.0)
     columns = inputs // 3, outputs * 9, shared
-    times = serve(EngineKind.of(asked, *PARTS), Requests(sent_s, columns), Replicas(seed=3), tokens=True)
-    engine, now_s, coming = Engine(EngineKind.of(asked, *PARTS), 3), 0.0, 0
-    seen: list[list[float]] = [[] for _ in sent_s]
-    while (start_s := max(now_s, engine.ready_s())) < np.inf or coming < len(sent_s):
-        if coming < len(sent_s) and sent_s[coming] <= start_s:
-            tokens = int(columns[0][coming]), int(columns[1][coming])
-            engine.add(GenerateRequest(*tokens), float(sent_s[coming]))
-            coming += 1
-            continue
-        now_s = engine.begin_step(start_s) or start_s
-        for state in engine.emitting():
-            seen[state.request_id].append(now_s)
-        engine.end_step()
-    assert_allclose(times.token_s, np.concatenate(seen), rtol=1e-12)
-    assert (engine.total("preemptions") > 0) == (blocks == 250)
+    times = serve(asked, Requests(sent_s, columns), Replicas(seed=3), tokens=True)
+    stepped = step_by_step(asked, sent_s, columns)
+    assert_allclose(times.token_s, np.concatenate(stepped.token_s), rtol=1e-12)
+    assert (stepped.engine.total("preemptions") > 0) == (blocks == 250)
     gaps_s = late_gaps_s(times.token_s, columns[1], LATE_GAP)
-    for own, gap_s in zip(seen, gaps_s, strict=True):
+    for own, gap_s in zip(stepped.token_s, gaps_s, strict=True):
         expected = np.quantile(np.diff(own), LATE_GAP) if len(own) > 1 else np.nan
         assert gap_s == pytest.approx(expected, nan_ok=True)
+
+
+# Requests one by one on the virtual clock: the balancer, and what is observed.
+
+
+def finished(served: VirtualService, until_s: float) -> dict[int, RequestProgress]:
+    served.advance(until_s)
+    return {seen.key: seen for seen in served.observe() if seen.finished}
+
+
+def test_a_lone_request_takes_its_front_end_and_its_steps() -> None:
+    served = VirtualService(kind())
+    served.submit(7, 2.0, 5600, 3)
+    seen = finished(served, 10.0)[7]
+    model = roofline(*PARTS)
+    prompt = Batch(sequences=1)
+    prompt.add_chunk(5600, 0)
+    constants = ASKED.model.step_time
+    front_end_s = (constants.front_end_ms.value + constants.front_end_latency_ms.value) * 1e-3
+    first_s = 2.0 + front_end_s + model.duration_s(prompt)
+    decode_s = sum(model.duration_s(Batch(1, 0, context, 0.0, 1)) for context in (5600, 5601))
+    assert seen.first_token_s == pytest.approx(first_s)
+    assert seen.last_token_s == pytest.approx(first_s + decode_s)
+    assert (seen.replica, seen.tokens) == (0, 3)
+
+
+def test_equal_loads_are_dealt_in_turn() -> None:
+    for policy in ("leastconn", "roundrobin"):
+        served = VirtualService(kind(), 3, policy)
+        for key in range(9):
+            served.submit(key, 1.0, 5600, 140)
+        served.advance(1.0)
+        assert [seen.replica for seen in served.observe()] == [0, 1, 2] * 3
+
+
+def test_leastconn_avoids_the_busy_replica_and_roundrobin_does_not() -> None:
+    for policy, expected in (("leastconn", [0, 1, 1, 1]), ("roundrobin", [0, 1, 0, 1])):
+        served = VirtualService(kind(), 2, policy)
+        served.submit(0, 0.0, 5600, 2000)
+        for key in (1, 2, 3):
+            served.submit(key, 5.0 * key, 100, 5)
+        served.advance(0.0)
+        seen = {}
+        for until_s in (4.9, 9.9, 14.9, 19.9):
+            served.advance(until_s)
+            seen.update({progress.key: progress.replica for progress in served.observe()})
+        assert [seen[key] for key in range(4)] == expected
+
+
+def test_all_arrivals_of_an_instant_join_the_step_that_starts_there() -> None:
+    instant = replace(ASKED.model.step_time.front_end_ms, value=0.0, low=None, high=None)
+    no_front_end = replace(ASKED.model.step_time, front_end_ms=instant, front_end_latency_ms=instant)
+    model = replace(ASKED.model, step_time=no_front_end)
+    served = VirtualService(EngineKind.of(SimulatedEngine(), model, ASKED.hardware, ASKED.layout))
+    for key in (1, 2):
+        served.submit(key, 1.0, 100, 5)
+    served.advance(1.0)
+    served.submit(3, 1.0, 100, 5)
+    assert len({seen.first_token_s for seen in finished(served, 5.0).values()}) == 1

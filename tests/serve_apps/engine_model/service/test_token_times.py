@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from conf import load
-from conf.specs.experiment import SimulatedEngine
+from loadgen.cli.engine_model import parts
 from serve_apps.engine_model import EngineKind
 from serve_apps.engine_model.service.service import Replicas, Requests, serve
 
@@ -27,9 +27,7 @@ SEEDS, REQUESTS = 23, 80
 def digests() -> Iterator[str]:
     """Of each service and seed, a checksum of its token times in whole microseconds."""
     for name, words in SERVICES.items():
-        experiment = load(words)
-        assert isinstance(experiment.engine, SimulatedEngine)
-        kind = EngineKind.of(experiment.engine, experiment.model, experiment.hardware, experiment.layout)
+        kind = EngineKind.of(*parts(load(words)))
         yield from (f"{name},{seed},{digest(kind, seed):08x}" for seed in range(SEEDS))
 
 
