@@ -144,11 +144,9 @@ def test_serve_learns_of_the_router_of_each_policy_and_haproxy_where_to_ask(poli
 
 
 def test_a_changed_ring_is_another_application() -> None:
-    names = {
-        application_name(replace(SPECS, routing=Routing("test", "haproxy", "consistent_hash", vnodes)))
-        for vnodes in (100, 1000)
-    }
-    assert len(names) == 2
+    rings = (Routing("test", "haproxy", "consistent_hash", vnodes) for vnodes in (100, 1000))
+    first, other = (application_name(replace(SPECS, routing=each)) for each in rings)
+    assert first != other
 
 
 # --- what HAProxy is told -------------------------------------------------------------------------------
@@ -175,14 +173,13 @@ class Engines:
 
 
 def told(engines: Engines, *headers: tuple[bytes, bytes]) -> tuple[int, dict[str, str]]:
-    sent: list[dict[str, Any]] = []
+    async def asked() -> Any:
+        sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        scope = {"type": "http", "method": "POST", "path": "/internal/route", "headers": headers}
+        await route_app(engines)(scope, None, sent.put)
+        return [sent.get_nowait() for _ in range(sent.qsize())]
 
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": "/internal/route", "headers": headers}
-    asyncio.run(route_app(engines)(scope, None, send))
-    start, body = sent
+    start, body = asyncio.run(asked())
     assert (b"content-length", b"%d" % len(body["body"])) in start["headers"]
     return start["status"], json.loads(body["body"])
 

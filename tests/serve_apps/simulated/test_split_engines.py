@@ -17,7 +17,7 @@ from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.simulated import split_engines
 from serve_apps.simulated.app import SimulatedPrefill
 from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps
-from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine
+from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine, Stream
 from serve_apps.simulated.server import SimulatedApp
 from serve_apps.simulated.split_engines import Answers, Ask, PromptComputed, RemotePrompts, compute
 from tests.support.virtual.engines import check_integrity
@@ -72,8 +72,17 @@ class Node:
         done = await self.call(**asked, stream_options={"include_usage": True}).done()
         return done.events()
 
-    def empty(self) -> bool:
-        return all(engine.kv_usage == 0 and not engine.running + engine.waiting for engine in self.plain)
+    async def tokens(self, request: ApiRequest) -> Stream:
+        """The stream of a request after its last token."""
+        stream = await self.prompts.open(request)
+        await stream.more_than(request.output_tokens - 1)
+        self.prompts.close(stream)
+        return stream
+
+    def assert_empty(self) -> None:
+        for engine in self.plain:
+            assert engine.kv_usage == 0 and not engine.running + engine.waiting
+            check_integrity(engine.arrays)
 
 
 async def settled(node: Node) -> None:
@@ -96,9 +105,7 @@ def test_a_stream_has_its_tokens_and_both_sides_are_empty_afterwards(mode: str) 
         assert events[-2]["usage"]["completion_tokens"] == 5 + i
         assert sum("token" in event["choices"][0]["text"] for event in events[:-2]) == 5 + i
         assert events[-2]["maxqps"]["steps"] == 5 + i + 1, "the step that computed the prompt is one of them"
-    assert node.empty()
-    for engine in node.plain:
-        check_integrity(engine.arrays)
+    node.assert_empty()
     told = node.prefill.metrics(), node.decode.metrics()
     assert [each["finished"] for each in told] == [4, 4]
     assert told[0]["prompt_tokens"] == 700 + 1000 + 1300 + 1600
@@ -108,11 +115,8 @@ def test_a_stream_has_its_tokens_and_both_sides_are_empty_afterwards(mode: str) 
 def test_the_first_token_comes_after_prompt_transfer_and_a_step_of_decode() -> None:
     async def story(mode: str) -> tuple[float, float, Node]:
         node = Node(mode)
-        request = ApiRequest(False, 4000, 3, True)
-        stream = await node.prompts.open(request)
-        await stream.more_than(0)
+        stream = await node.tokens(ApiRequest(False, 4000, 3, True))
         assert stream.taken_s is not None and stream.prompt is not None
-        node.prompts.close(stream)
         return stream.emitted_s[0] - stream.accepted_s, stream.prompt.first_token_us * 1e-6, node
 
     read_s, prompt_s, node = run(story("read"))
@@ -128,13 +132,7 @@ def test_cached_tokens_are_those_of_the_prefill_engine() -> None:
         node = Node(connector="nixl", enable_prefix_caching=True)
         hashes = tuple(range(10))
         request = ApiRequest(False, 10 * 16 + 8, 2, True, hashes=hashes)
-        items = []
-        for _ in range(2):
-            stream = await node.prompts.open(request)
-            await stream.more_than(1)
-            items.append(stream.steps.cached_tokens)
-            node.prompts.close(stream)
-        return items
+        return [(await node.tokens(request)).steps.cached_tokens for _ in range(2)]
 
     assert run(story()) == [0, 160]
 
@@ -158,10 +156,7 @@ def test_a_client_that_leaves_leaves_nothing_behind(mode: str, after_s: float) -
         assert events[-1] == "[DONE]"
         return node
 
-    node = run(story())
-    assert node.empty()
-    for engine in node.plain:
-        check_integrity(engine.arrays)
+    run(story()).assert_empty()
 
 
 def test_a_prefill_engine_refuses_for_the_whole_service() -> None:
@@ -170,7 +165,7 @@ def test_a_prefill_engine_refuses_for_the_whole_service() -> None:
         asked = {"prompt": [1] * 2000, "max_tokens": 4}
         calls = await asyncio.gather(*(node.call(**asked).done() for _ in range(3)))
         await settled(node)
-        assert node.empty()
+        node.assert_empty()
         return list(calls)
 
     assert sorted(call.status for call in run(story())) == [200, 503, 503]
@@ -247,10 +242,7 @@ def test_blocks_that_nobody_fetches_are_given_back_in_the_end(monkeypatch: pytes
 
 def test_at_another_speed_of_the_clock_the_engines_time_is_the_same() -> None:
     async def story(time_scale: float, mode: str) -> float:
-        node = Node(mode, time_scale)
-        stream = await node.prompts.open(ApiRequest(False, 3000, 4, True))
-        await stream.more_than(3)
-        node.prompts.close(stream)
+        stream = await Node(mode, time_scale).tokens(ApiRequest(False, 3000, 4, True))
         return stream.emitted_s[-1] - stream.accepted_s
 
     for mode in ("read", "write"):
