@@ -4,16 +4,17 @@ On emulated GPUs, for a CPU refuses kinds that an MI325X serves.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import vllm
+import yaml
 
 from conf import load
-from conf.specs.experiment import VllmEngine
 from serve_apps.vllm_emulated.platform_plugin import ENVIRONMENT
-from serve_apps.vllm_recipes import recipes
 from serve_apps.vllm_recipes.model_folder import write_folder
+from tests.support.words.recipe_words import resolve
 from tests.vllm.running import said
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -33,22 +34,7 @@ for checkpoint in checkpoints:
 print("SAID" + json.dumps(said))
 """
 
-INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
-CHECKPOINTS: dict[str, dict[str, Any]] = {
-    "llama31_405b_fp8": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
-    "qwen3_235b_a22b_fp8": {
-        "quant_method": "fp8",
-        "activation_scheme": "dynamic",
-        "weight_block_size": [128, 128],
-    },
-    "kimi_k25_int4": {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
-        "ignore": ["lm_head"],
-    },
-}
-"""What config.json of the published checkpoint says, below quantization_config."""
+CHECKPOINTS = yaml.safe_load((Path(__file__).parents[1] / "data" / "quantization_configs.yaml").read_text())
 LAYOUTS = {
     "llama31_405b_fp8": "layout=dp1_tp8",
     "qwen3_235b_a22b_fp8": "layout=dp1_tp8_ep8",
@@ -65,12 +51,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 def accepted(model: str, args: dict[str, Any]) -> bool:
     words = [f"engine.args.{name}={json.dumps(value)}" for name, value in args.items()]
-    experiment = load(["engine=vllm", f"model={model}", LAYOUTS[model], *words])
-    assert isinstance(experiment.engine, VllmEngine)
     try:
-        recipes.resolve(
-            experiment.engine, experiment.model, experiment.layout, vllm.__version__, experiment.hardware
-        )
+        resolve([f"model={model}", LAYOUTS[model], *words], vllm.__version__)
     except ValueError as error:
         assert "quantization" in str(error)
         return False

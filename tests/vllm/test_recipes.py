@@ -4,7 +4,7 @@ The parser proves names, types and choices.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
@@ -16,8 +16,6 @@ import vllm
 from ray.serve.llm import LLMConfig
 from vllm import envs
 
-from conf import load
-from conf.specs.experiment import Experiment, VllmEngine
 from conf.words import groups
 from serve_apps.__main__ import main
 from serve_apps.vllm_engine import config_file
@@ -25,14 +23,13 @@ from serve_apps.vllm_engine.config_file import VllmService
 from serve_apps.vllm_engine.rendering import render
 from serve_apps.vllm_recipes import recipes, vllm_flags
 from serve_apps.vllm_recipes.recipes import Recipe, tables
+from tests.support.words.recipe_words import PROCESS, experiment, resolve
 
 pytestmark = pytest.mark.vllm
 
 Parse = Callable[[Sequence[str]], Any]
 MODELS = [name for name in groups()["model"] if name != "tiny_qwen3_moe"]
 LAYOUTS = ["dp1_tp8_ep8", "dp2_tp4_ep4", "dp1_tp8", "dp1_tp4"]
-
-
 VERSION = str(vllm.__version__)
 
 
@@ -46,15 +43,8 @@ def parse() -> Parse:
     return lambda words: parser.parse_args(list(words))
 
 
-def specs(*words: str) -> Experiment:
-    return load(["engine=vllm", *words])
-
-
-def resolved(experiment: Experiment) -> Recipe:
-    assert isinstance(experiment.engine, VllmEngine)
-    return recipes.resolve(
-        experiment.engine, experiment.model, experiment.layout, VERSION, experiment.hardware
-    )
+def resolved(*words: str) -> Recipe:
+    return resolve(words, VERSION)
 
 
 def rejects(parse: Parse, *words: str) -> bool:
@@ -67,16 +57,16 @@ def rejects(parse: Parse, *words: str) -> bool:
 
 @pytest.mark.parametrize("model, layout", list(product(MODELS, LAYOUTS)))
 def test_the_parser_takes_every_recipe_that_is_accepted(model: str, layout: str, parse: Parse) -> None:
-    asked = specs(f"model={model}", f"layout={layout}", "engine.server=process")
+    words = f"model={model}", f"layout={layout}", "engine.server=process"
+    asked = experiment(words).model
     for profile in tables()["profiles"]:
-        chosen = replace(asked, engine=replace(asked.engine, profile=profile))
         try:
-            recipe = resolved(chosen)
+            recipe = resolved(*words, f"engine.profile={profile}")
         except ValueError as error:
             assert "dense" in str(error)
             continue
-        result = vars(parse(recipes.command(recipe, asked.model)))
-        assert result["model_tag"] == asked.model.served_name
+        result = vars(parse(recipes.command(recipe, asked)))
+        assert result["model_tag"] == asked.served_name
         for name, value in recipe.args.items():
             read = result[name]
             assert str(read).rpartition(".")[2] == str(value) or read == value, (name, read, value)
@@ -121,7 +111,7 @@ def test_rocms_attention_takes_the_blocks_that_are_accepted(backend: str, tokens
     module, _, name = backend.partition(".")
     takes = getattr(import_module(f"vllm.v1.attention.backends.{module}"), name).supports_block_size(tokens)
     try:
-        recipe = resolved(specs("layout=dp1_tp8_ep8", f"engine.args.block_size={tokens}"))
+        recipe = resolved("layout=dp1_tp8_ep8", f"engine.args.block_size={tokens}")
     except ValueError as error:
         assert not takes, error
     else:
@@ -142,7 +132,7 @@ def test_variables_are_known_to_the_versions_said_to(known: vllm_flags.Known) ->
 
 def test_every_variable_of_a_modern_recipe_is_known() -> None:
     for model in MODELS:
-        for name in resolved(specs(f"model={model}", "layout=dp1_tp4")).env:
+        for name in resolved(f"model={model}", "layout=dp1_tp4").env:
             assert not name.startswith("VLLM_") or name in envs.environment_variables, name
 
 
@@ -160,14 +150,12 @@ def test_published_flags_are_parsed_or_refused_as_said(printed: Any, parse: Pars
 
 @pytest.mark.parametrize("layout", ["dp1_tp8_ep8", "dp2_tp4_ep4"])
 def test_rays_own_configuration_takes_the_recipe(layout: str) -> None:
-    asked = specs(f"layout={layout}", "engine.node_resource=mi325x_node")
-    assert isinstance(asked.engine, VllmEngine)
-    tp = asked.layout.tensor_parallel
-    recipe = resolved(asked)
-    config = config_file.llm_config(asked, asked.layout, recipe)
+    words = f"layout={layout}", "engine.node_resource=mi325x_node"
+    asked = experiment(words)
+    config = config_file.llm_config(asked, asked.layout, resolved(*words))
     engine = LLMConfig(**config).get_engine_config()
     assert engine.placement_strategy == "STRICT_PACK"
-    assert [bundle["GPU"] for bundle in engine.placement_bundles] == [1.0] * tp
+    assert [bundle["GPU"] for bundle in engine.placement_bundles] == [1.0] * asked.layout.tensor_parallel
     told = engine.get_initialization_kwargs()
     assert told["distributed_executor_backend"] == "ray"
     assert told["model"] == asked.model.served_name
@@ -175,10 +163,8 @@ def test_rays_own_configuration_takes_the_recipe(layout: str) -> None:
 
 
 def test_ray_refuses_what_the_executor_rule_refuses() -> None:
-    asked = specs("engine.server=process")
-    assert isinstance(asked.engine, VllmEngine)
-    recipe = resolved(asked)
-    config = config_file.llm_config(asked, asked.layout, recipe)
+    asked = experiment([PROCESS])
+    config = config_file.llm_config(asked, asked.layout, resolved(PROCESS))
     config["engine_kwargs"]["distributed_executor_backend"] = "mp"
     with pytest.raises(ValueError, match="ray"):
         LLMConfig(**config).get_engine_config().get_initialization_kwargs()
@@ -192,7 +178,7 @@ def test_arguments_are_fields_of_vllms_own() -> None:
     known = {field.name for kind in (AsyncEngineArgs, FrontendArgs) for field in fields(kind)}
     for model in MODELS:
         for layout in ("dp1_tp8", "dp1_tp4"):
-            assert set(resolved(specs(f"model={model}", f"layout={layout}")).args) <= known
+            assert set(resolved(f"model={model}", f"layout={layout}").args) <= known
 
 
 def test_every_argument_of_the_parser_is_known(parse: Parse) -> None:
@@ -207,10 +193,9 @@ def test_vllm_and_ray_take_both_sides_of_a_split_layout(layout: str, connector: 
     """vLLM's parser takes the commands, and Ray keeps ports and roles of its configuration."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    asked = specs(f"layout={layout}", f"layout.connector={connector}")
-    side = asked.layout.prefill_side
-    assert isinstance(asked.engine, VllmEngine) and side is not None
-    rendering = render(VllmService(asked, VERSION))
+    rendering = render(
+        VllmService(experiment([f"layout={layout}", f"layout.connector={connector}"]), VERSION)
+    )
     for process in rendering.processes:
         words = process.command[process.command.index("serve") + 1 :]
         result = parse(words).kv_transfer_config
