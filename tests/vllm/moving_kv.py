@@ -3,7 +3,6 @@
 All on one virtual clock. The engine model's `KvLink` says when a transfer ends.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,25 +14,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     SupportsHMA,
 )
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model.cost.links import KvLink
-from tests.vllm.real_core import (
-    Clock,
-    Core,
-    Gpu,
-    Log,
-    Outputs,
-    Work,
-    core_sleeps,
-    real_scheduler,
-    scheduled_work,
-)
+from tests.vllm.real_core import Clock, Gpu, Log, Outputs, Side, Work, run, scheduled_work
 
 Duration = Callable[[Sequence[Work], int], float]
 
@@ -66,17 +52,10 @@ class StillConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, Any]:
         return self.request_finished_all_groups(request, (block_ids,))
 
-    def start_load_kv(self, forward_context: Any, **options: Any) -> None:
+    def _computes(self, *args: Any, **options: Any) -> None:
         raise NotImplementedError
 
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        raise NotImplementedError
-
-    def save_kv_layer(self, *args: Any, **options: Any) -> None:
-        raise NotImplementedError
-
-    def wait_for_save(self) -> None:
-        raise NotImplementedError
+    start_load_kv = wait_for_layer_load = save_kv_layer = wait_for_save = _computes
 
 
 def _asks(request: Request, what: str) -> bool:
@@ -86,7 +65,7 @@ def _asks(request: Request, what: str) -> bool:
 class MovingGpu(Gpu):
     """Looks for ended transfers when it is handed a step, and reports them with that step's output."""
 
-    side: "Side"
+    side: "MovingSide"
 
     def execute_model(self, output: Any, non_block: bool = False) -> Any:
         start_s = max(self.clock.now_s, self.free_s)
@@ -114,7 +93,7 @@ class MovingGpu(Gpu):
 class FinishedOutputs(Outputs):
     """Tells when a request is finished."""
 
-    side: "Side"
+    side: "MovingSide"
 
     def put_nowait(self, outputs: Any) -> None:
         super().put_nowait(outputs)
@@ -123,37 +102,25 @@ class FinishedOutputs(Outputs):
                 self.side.finishes(output.request_id, self.clock.now_s)
 
 
-class Side:
-    """One engine: its core, what comes to it, and the transfers that end at it."""
+class MovingSide(Side):
+    """One engine, and the transfers that end at it."""
 
     def __init__(self, role: str, limits: SimulatedEngine, duration_s: Duration, folder: Path) -> None:
         transfer = KVTransferConfig(
             kv_connector="StillConnector", kv_connector_module_path=__name__, kv_role=role
         )
-        self.log, self.clock = Log(), Clock()
-        gpu = MovingGpu(self.clock, duration_s, self.log)
-        self.scheduler = real_scheduler(limits, folder, transfer)
-        gpu.requests, gpu.side = self.scheduler.requests, self
-        self.core = Core(self.scheduler, gpu, limits.async_scheduling)
+        gpu = MovingGpu(Clock(), duration_s, Log())
+        super().__init__(limits, folder, gpu, transfer)
         outputs = FinishedOutputs(self.clock, self.log)
-        outputs.side = self
+        gpu.side = outputs.side = self
         self.core.output_queue = outputs
         self.connector: Any = self.scheduler.connector
-        self.hasher = (
-            get_request_block_hasher(limits.block_size, sha256) if limits.enable_prefix_caching else None
-        )
-        self.inbox: deque[tuple[float, str, list[int], int, dict[str, Any]]] = deque()
         self.sent: dict[str, float] = {}
         self.received: dict[str, float] = {}
         self.begun_s: dict[str, float] = {}
         self.reached: dict[str, int] = {}
         self.takes: Callable[[str, int, float], None] = lambda *_: None
         self.finishes: Callable[[str, float], None] = lambda *_: None
-
-    def due(self) -> float:
-        if self.core.has_work():
-            return self.clock.now_s
-        return max(self.clock.now_s, self.inbox[0][0]) if self.inbox else float("inf")
 
     def look(self, now_s: float) -> KVConnectorOutput:
         ended = []
@@ -163,16 +130,6 @@ class Side:
             for name in ended[-1]:
                 del transfers[name]
         return KVConnectorOutput(finished_sending=ended[0], finished_recving=ended[1])
-
-    def turn(self, now_s: float) -> None:
-        """One turn of the core's loop."""
-        self.clock.now_s = now_s
-        while self.inbox and self.inbox[0][0] <= now_s:
-            _, name, tokens, output, params = self.inbox.popleft()
-            extra = {"kv_transfer_params": params}
-            sampling = SamplingParams(max_tokens=output, ignore_eos=True, extra_args=extra)
-            self.scheduler.add_request(Request(name, tokens, sampling, None, block_hasher=self.hasher))
-        self.core._process_engine_step()
 
 
 def run_pair(
@@ -184,9 +141,8 @@ def run_pair(
     folder: Path,
 ) -> tuple[Log, Log]:
     """Serve `prompts` (arrival, token ids, output tokens) on a prefill and a decode engine; their logs."""
-    init_none_hash(sha256)
     prefill, decode = (
-        Side(role, each, duration_s, folder)
+        MovingSide(role, each, duration_s, folder)
         for role, each, duration_s in zip(("kv_producer", "kv_consumer"), limits, durations, strict=True)
     )
     computed_s: dict[str, float] = {}
@@ -216,9 +172,5 @@ def run_pair(
         prefill.inbox.append((at_s, str(number), tokens, 1, {"do_remote_decode": True}))
         if writes:
             expect(str(number), at_s)
-    sides = prefill, decode
-    # The one that is behind moves: nothing that it does reaches into the other's past.
-    while (side := min(sides, key=Side.due)).due() < float("inf"):
-        with core_sleeps(side.clock.sleep):
-            side.turn(side.due())
+    run(prefill, decode)
     return prefill.log, decode.log

@@ -181,6 +181,46 @@ def core_sleeps(sleep: Callable[[float], None]) -> Iterator[None]:
         core_module.time = true_time
 
 
+class Side:
+    """One engine: its core, and what comes to it: arrival, id, tokens, output and parameters of its KV."""
+
+    def __init__(
+        self, limits: SimulatedEngine, folder: Path, gpu: Gpu, transfer: KVTransferConfig | None = None
+    ) -> None:
+        self.log, self.clock = gpu.log, gpu.clock
+        self.scheduler = real_scheduler(limits, folder, transfer)
+        gpu.requests = self.scheduler.requests
+        self.core = Core(self.scheduler, gpu, limits.async_scheduling)
+        self.core.output_queue = Outputs(self.clock, self.log)
+        init_none_hash(sha256)
+        self._hasher = (
+            get_request_block_hasher(limits.block_size, sha256) if limits.enable_prefix_caching else None
+        )
+        self.inbox: deque[tuple[float, str, list[int], int, dict[str, Any]]] = deque()
+
+    def due(self) -> float:
+        if self.core.has_work():
+            return self.clock.now_s
+        return max(self.clock.now_s, self.inbox[0][0]) if self.inbox else float("inf")
+
+    def turn(self, now_s: float) -> None:
+        """One turn of the core's loop."""
+        self.clock.now_s = now_s
+        while self.inbox and self.inbox[0][0] <= now_s:
+            _, name, tokens, output, params = self.inbox.popleft()
+            extra = {"kv_transfer_params": params}
+            sampling = SamplingParams(max_tokens=output, ignore_eos=True, extra_args=extra)
+            self.scheduler.add_request(Request(name, tokens, sampling, None, block_hasher=self._hasher))
+        self.core._process_engine_step()
+
+
+def run(*sides: Side) -> None:
+    """Serve all that comes; the side that is behind moves: nothing it does reaches into another's past."""
+    while (side := min(sides, key=Side.due)).due() < float("inf"):
+        with core_sleeps(side.clock.sleep):
+            side.turn(side.due())
+
+
 def run_real(
     prompts: Sequence[tuple[float, list[int], int]],
     limits: SimulatedEngine,
@@ -188,22 +228,8 @@ def run_real(
     folder: Path,
 ) -> Log:
     """Serve `prompts` (arrival, token ids, output tokens), in order of arrival, with vLLM's own code."""
-    clock, log = Clock(), Log()
-    gpu = Gpu(clock, duration_s, log)
-    scheduler = real_scheduler(limits, folder)
-    gpu.requests = scheduler.requests
-    core = Core(scheduler, gpu, limits.async_scheduling)
-    core.output_queue = Outputs(clock, log)
-    init_none_hash(sha256)
-    hasher = get_request_block_hasher(limits.block_size, sha256) if limits.enable_prefix_caching else None
-    arriving = deque(enumerate(prompts))
-    with core_sleeps(clock.sleep):
-        while arriving or core.has_work():
-            if not core.has_work():
-                clock.now_s = max(clock.now_s, arriving[0][1][0])
-            while arriving and arriving[0][1][0] <= clock.now_s:
-                number, (_, tokens, output) = arriving.popleft()
-                sampling = SamplingParams(max_tokens=output, ignore_eos=True)
-                scheduler.add_request(Request(str(number), tokens, sampling, None, block_hasher=hasher))
-            core._process_engine_step()
-    return log
+    side = Side(limits, folder, Gpu(Clock(), duration_s, Log()))
+    for number, (at_s, tokens, output) in enumerate(prompts):
+        side.inbox.append((at_s, str(number), tokens, output, {}))
+    run(side)
+    return side.log
