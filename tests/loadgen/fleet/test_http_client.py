@@ -33,10 +33,9 @@ from loadgen.fleet.http_client import Client
 from loadgen.fleet.http_connection import UNPACKED_BYTES_LIMIT, Connection
 from loadgen.fleet.sse import EventReader
 from loadgen.prompts.bodies import Prompts
-from loadgen.traffic.schedule import Planned
 from tests.support.machine.patience import PATIENCE_NS, PATIENCE_S
 from tests.support.servers.certificates import self_signed, server_tls
-from tests.support.servers.mock_exchanges import BODY, exchanges, run
+from tests.support.servers.mock_exchanges import BODY, exchanges, fresh, run
 from tests.support.servers.mock_server import END, MockServer, answer, chunk, event, head, sized, token, usage
 from tests.support.servers.plans import client_plan
 
@@ -85,7 +84,7 @@ def test_a_timeout_counts_from_the_send_and_ends_one_request_only(monkeypatch: p
     async def main() -> list[Exchange]:
         nonlocal later_s
         ended: asyncio.Queue[Exchange] = asyncio.Queue()
-        both = [Exchange(Planned(number, 0, "window", 0, 1, 3)) for number in range(2)]
+        both = [fresh(number) for number in range(2)]
         async with MockServer(lambda body: [head(), token(), 600.0]) as server:
             client = Client(client_plan([server.url], timeout_s=1000.0), ended.put_nowait)
             for exchange in both:
@@ -197,18 +196,16 @@ def test_a_name_is_looked_up_once_and_again_when_the_service_moved(monkeypatch: 
             )
             monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", never)
             for seq in range(3):
-                client.start(
-                    Exchange(Planned(seq, 0, "window", 0, 1, 3)), BODY
-                )  # together: a connection for each
+                client.start(fresh(seq), BODY)  # together: a connection for each
             assert [(await ended.get()).status for _ in range(3)] == ["ok"] * 3
             known["server.test"] = "127.0.0.2"
             monkeypatch.undo()
             monkeypatch.setattr(socket, "getaddrinfo", look_up)
-            client.start(Exchange(Planned(3, 0, "window", 0, 1, 3)), BODY)
+            client.start(fresh(3), BODY)
             await client.retarget([url])
             assert (await ended.get()).status == "ok", "what flies ends at the old address"
             client.cut_all("interrupted")  # the connections that are kept lead there
-            client.start(Exchange(Planned(4, 0, "window", 0, 1, 3)), BODY)
+            client.start(fresh(4), BODY)
             assert (await ended.get()).status == "ok"
             client.cut_all("interrupted")
             return [first.requests, second.requests]
@@ -244,7 +241,7 @@ def test_the_request_names_host_port_and_path(url: str, host: bytes, target: byt
 
     request, port = asyncio.run(main())
     assert request.startswith(target) and host.replace(b"{port}", port.encode()) in request
-    assert b"session" not in request
+    assert b"session" not in request and b"\r\nAccept-Encoding: identity\r\n" in request
 
 
 def test_a_slow_connection_is_not_the_clients_lateness(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +347,7 @@ def test_closed_connections_need_no_garbage_collector(name: str) -> None:
             plan = client_plan([server.url], timeout_s=limit_s)
             client = Client(plan, lambda exchange: ended.put_nowait(exchange.status))
             for seq in range(4):
-                client.start(Exchange(Planned(seq, 0, "window", 0, 1, 3)), BODY)
+                client.start(fresh(seq), BODY)
             assert [await ended.get() for _ in range(4)] == [status] * 4
             client.cut_all("interrupted")
             async with asyncio.timeout(PATIENCE_S):
@@ -375,7 +372,7 @@ def test_cutting_ends_a_connect_once_however_far_it_is(runner: Callable[..., Any
         results: list[Exchange] = []
         async with MockServer(lambda _: [5.0]) as server:
             client = Client(client_plan([server.url]), results.append)
-            client.start(Exchange(Planned(0, 0, "window", 0, 1, 3)), BODY)
+            client.start(fresh(0), BODY)
             for _ in range(turns):
                 await asyncio.sleep(0)
             client.cut_all("interrupted")
@@ -483,20 +480,6 @@ def test_a_failure_says_why_and_what_to_do(name: str, monkeypatch: pytest.Monkey
         assert exchange.status in ("http_error", "truncated") and exchange.error_kind == kind
         assert exchange.error is not None and said in exchange.error and KEY not in exchange.error
         assert exchange.error.isprintable() and len(exchange.error) < 250
-
-
-def test_a_compressed_answer_is_read_and_its_connection_kept() -> None:
-    events = b"".join(piece.split(b"\r\n")[1] for piece in (token(), token(), LAST, usage(3, 3)))
-    packed = gzip.compress(events + b"data: [DONE]\n\n")
-
-    async def main() -> tuple[list[Exchange], MockServer]:
-        async with MockServer(lambda _: [sized(packed, "200 OK", GZIP)]) as server:
-            return await exchanges(server.url, 2), server
-
-    ended, server = asyncio.run(main())
-    assert [(one.status, one.tokens, one.reads) for one in ended] == [("ok", 3, 1)] * 2
-    assert server.connections == 1
-    assert all(b"\r\nAccept-Encoding: identity\r\n" in request for request, _ in server.requests)
 
 
 def test_a_server_that_refuses_fields_gets_none_of_them() -> None:

@@ -279,6 +279,7 @@ def test_an_answer_until_the_end_is_not_whole_when_the_connection_is_reset(name:
     [
         ("completions", 1),
         ("content length", 1),
+        ("gzip in one piece", 1),
         ("503", 1),
         ("garbage behind", 0),
         ("more than was announced", 0),

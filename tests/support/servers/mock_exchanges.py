@@ -25,6 +25,11 @@ def run(script: Callable[[dict[str, Any]], list[Any]], count: int = 1, **options
     return asyncio.run(main())
 
 
+def fresh(seq: int) -> Exchange:
+    """A request of three tokens that is not sent yet."""
+    return Exchange(Planned(seq, 0, "window", 0, 1, 3))
+
+
 async def exchanges(url: str, count: int, **options: Any) -> list[Exchange]:
     results: list[Exchange] = []
     ended = asyncio.Event()
@@ -36,7 +41,7 @@ async def exchanges(url: str, count: int, **options: Any) -> list[Exchange]:
     client = Client(client_plan([url], **{"timeout_s": PATIENCE_S, **options}), done)
     for seq in range(count):
         ended.clear()
-        client.start(Exchange(Planned(seq, 0, "window", 0, 1, 3)), BODY)
+        client.start(fresh(seq), BODY)
         await asyncio.wait_for(ended.wait(), PATIENCE_S)
     client.cut_all("interrupted")
     return results
