@@ -28,7 +28,16 @@ from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.verdict_trees import text_of
 from tests.support.search.searches import swept
-from tests.support.virtual.virtual_drivers import SILENT, Breaking, Changed, Hanging, altered, engines, plan
+from tests.support.virtual.virtual_drivers import (
+    SILENT,
+    Breaking,
+    Changed,
+    Hanging,
+    Killed,
+    altered,
+    engines,
+    plan,
+)
 from tests.support.virtual.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=standard"])
@@ -196,9 +205,6 @@ def test_a_resumed_run_keeps_void_what_a_loss_spoilt(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "run")
     folder.write_json("manifest.json", {"verb": "sweep"})
     faults = iter([*[None] * 8, "1 of 1 replicas gone, 1 new"])
-
-    class Killed(BaseException):
-        """The process is gone."""
 
     def emit(kind: str, /, **facts: Any) -> None:
         folder.event(kind, **facts)

@@ -18,14 +18,13 @@ from hypothesis import strategies as st
 from analysis.capacity.checks import prefix_hit_error
 from analysis.rows import records
 from conf import load
-from conf.specs.experiment import SimulatedEngine, Workload
+from conf.specs.experiment import Workload
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.rows import plan_table
 from loadgen.prompts.bodies import UNIQUE_TOKENS, Prompts
 from loadgen.run.samplers import page_figures
 from loadgen.traffic.schedule import NS, Planned, planned
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import EngineKind
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion
 from tests.support.machine.patience import PATIENCE_S
@@ -35,8 +34,6 @@ from tests.support.prompts.schedules import drawn
 from tests.support.runs.run_folders import facts
 from tests.support.servers.workers import played, started
 from tests.support.virtual.simulated_prefix import simulated
-from tests.support.virtual.virtual_service import VirtualService
-from tests.support.virtual.virtual_target import VirtualTarget
 
 IDS = load().workload
 TEXT = load(["workload.prompt=text"]).workload
@@ -201,19 +198,6 @@ def test_half_of_every_prompt_comes_from_the_prefix_cache(tmp_path: Path) -> Non
     assert error is not None and error <= 0.01
     assert scraped["prefix_hits"] == sum(later)
     assert scraped["prefix_queries"] == sum(rows["prompt_tokens"].to_pylist())
-
-
-def test_the_engines_of_a_virtual_target_share_the_same_prefix() -> None:
-    spec = HALF.engine
-    assert isinstance(spec, SimulatedEngine)
-    virtual = VirtualService(EngineKind.of(spec, HALF.model, HALF.hardware, HALF.layout))
-    target = VirtualTarget(virtual)
-    schedule = drawn(HALF.workload, 20.0, 10)
-    progress = target.run(schedule, 60 * NS)
-    assert progress.ended["status"].to_pylist() == ["ok"] * len(schedule)
-    assert progress.ended["shared_tokens"].to_pylist() == schedule.shared_tokens.tolist()
-    (engine,) = virtual.service.arrays.engines
-    assert engine["prefix_hits"] / engine["prefix_queries"] == pytest.approx(0.5, abs=0.01)
 
 
 async def measured(workload: Workload, folder: Path) -> tuple[pa.Table, dict[str, int | float]]:

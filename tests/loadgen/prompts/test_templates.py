@@ -15,8 +15,7 @@ from loadgen.prompts.text_pool import Tokenizer
 from tests.support.prompts import stub_tokenizers
 from tests.support.prompts.schedules import drawn
 
-SPEC = load(["workload=character"]).workload.conversations
-assert SPEC is not None
+SPEC: Any = load(["workload=character"]).workload.conversations
 CHAT = PromptTemplate(SPEC.template)
 CONTENTS = yaml.safe_load((Path(__file__).parents[2] / "data" / "odd_templates.yaml").read_text())
 

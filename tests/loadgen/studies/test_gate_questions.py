@@ -6,7 +6,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from loadgen.studies.gate_questions import (
     parse,
     request_body,
 )
+from tests.support.machine.patience import until
 from tests.support.quality.answers import PROMPT, good, position
 from tests.support.servers.threaded_server import Reply, serving
 
@@ -181,14 +182,6 @@ def test_an_answer_cut_off_or_garbled_is_refused(cut: int, junk: bytes, output_t
 
 AT_ONCE = 3
 FAST = Pace(load_qps=0.0, per_s=None, in_flight=AT_ONCE)
-PATIENCE_S = 20.0
-
-
-def until_over(is_over: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not is_over():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
 
 
 def test_every_question_is_answered_once_and_never_more_are_in_flight_than_allowed() -> None:
@@ -209,7 +202,7 @@ def test_every_question_is_answered_once_and_never_more_are_in_flight_than_allow
         return False
 
     with asking(range(40), FAST, ask, answered) as is_over:
-        until_over(is_over)
+        until(is_over)
     assert sorted(answers) == [10 * number for number in range(40)]
     assert most <= AT_ONCE
 
@@ -222,7 +215,7 @@ def test_nothing_more_is_asked_once_enough_is_known() -> None:
         return question
 
     with asking(range(10_000), FAST, ask, lambda answer: answer >= 5) as is_over:
-        until_over(is_over)
+        until(is_over)
     assert 5 in questions
     assert len(questions) <= 6 + AT_ONCE
 
@@ -245,7 +238,7 @@ def test_an_error_of_ours_ends_the_asking_and_is_raised() -> None:
         pytest.raises(ZeroDivisionError),
         asking(range(10), FAST, ask, lambda _: False) as is_over,
     ):
-        until_over(is_over)
+        until(is_over)
 
 
 FAKE = load(["cluster.session=fake", "quality.load=2", "quality.answer_tokens=32"])

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,15 +21,17 @@ from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
 from loadgen.cli import measuring
 from loadgen.cli.words import Command, refuse
+from loadgen.fleet.target import Observation
 from loadgen.run import lifecycle
 from loadgen.run.jobs import Service, Site
 from loadgen.search.window_plan import Start
+from loadgen.studies.gate_questions import THREADS
 from loadgen.studies.quality_study import QualityStudy
+from loadgen.traffic.schedule import ArrivalSchedule
 from tests.support.runs.verdict_trees import screen_of_folder as concluded
 from tests.support.servers.threaded_server import AnsweringServer, answering
 from tests.support.virtual.virtual_drivers import silent
 from tests.support.virtual.virtual_fleet import VirtualFleet
-from tests.support.virtual.virtual_target import Patient
 from tests.support.words.words import over
 
 WIDE = ["quality.load=idle", "quality.margin_nats=.2", "quality.margin_broken=.2", "quality.prompts=60"]
@@ -61,8 +65,14 @@ class Sides:
         return Site(lambda *_: (Start(4.0), None), self.service)
 
 
-class PatientFleet(VirtualFleet, Patient):
-    """A virtual fleet beside real questions."""
+class PatientFleet(VirtualFleet):
+    """Beside real questions: to wait busily for their answers would take the processor from them."""
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        asking = any(thread.name.startswith(THREADS) for thread in threading.enumerate())
+        if asking and until_ns > self._now_ns:
+            time.sleep(0.02 if schedule else 0.005)
+        return super().run(schedule, until_ns)
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +21,7 @@ from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, cut_tokens, pl
 from loadgen.traffic.traffic import Traffic
 
 WORKLOAD = load(["workload=character"]).workload
-SPEC = WORKLOAD.conversations
-assert SPEC is not None
+SPEC: Any = WORKLOAD.conversations
 QUICK = replace(SPEC, turns=6.0, think_mean_s=4.0, answer_ttft_s=0.5, answer_tpot_s=0.01, characters=1000)
 """Short sessions, so that the past of a minute is long gone."""
 
@@ -29,9 +29,8 @@ QUICK = replace(SPEC, turns=6.0, think_mean_s=4.0, answer_ttft_s=0.5, answer_tpo
 @cache
 def many(truncation: str = "cache_aware") -> Rows:
     """More than 200,000 turns of the default population; what is measured is after its caches have filled."""
-    assert SPEC is not None
     spec = replace(SPEC, truncation=truncation)
-    return SessionPopulation(spec, 1).turns(60.0, 0.0, 4000.0)  # type: ignore[arg-type]
+    return SessionPopulation(spec, 1).turns(60.0, 0.0, 4000.0)
 
 
 def reused(turns: Rows, system_tokens: int) -> tuple[Rows, Rows]:
@@ -56,13 +55,11 @@ def reused(turns: Rows, system_tokens: int) -> tuple[Rows, Rows]:
 @cache
 def some() -> Rows:
     """Some 20,000 turns of the default population."""
-    assert SPEC is not None
     return SessionPopulation(SPEC, 1).turns(20.0, 0.0, 1000.0)
 
 
 @cache
 def hit_share(truncation: str) -> float:
-    assert SPEC is not None
     turns = many(truncation)
     hits, asked = reused(turns, SPEC.system_tokens)
     settled = turns["due_s"] > 1500
@@ -74,9 +71,6 @@ def said(
 ) -> ArrivalSchedule:
     traffic = Traffic(replace(WORKLOAD, conversations=QUICK))
     return traffic.draw(rate_qps, bounds, window_index=window_index, first_seq=100, seed=seed)
-
-
-# --- what a request looks like --------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -92,8 +86,7 @@ def test_a_request_in_the_mean_is_the_published_one() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("truncation", ["cache_aware", "naive"])
 def test_means_and_reuse_are_known_without_drawing(truncation: str) -> None:
-    assert SPEC is not None
-    told = means_of(replace(SPEC, truncation=truncation))  # type: ignore[arg-type]
+    told = means_of(replace(SPEC, truncation=truncation))
     assert told.input_tokens == pytest.approx(many(truncation)["input_tokens"].mean(), rel=0.01)
     assert told.reusable == pytest.approx(hit_share(truncation), abs=0.01)
 
@@ -136,9 +129,6 @@ def test_characters_are_as_popular_as_zipf_has_it() -> None:
     assert np.all(np.abs(counts - shares) < 4.5 * np.sqrt(shares / len(sessions)))
 
 
-# --- when they come -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rate_qps", [0.7, 50.0])
 def test_the_rate_is_that_of_messages_at_any_rate(rate_qps: float) -> None:
     turns = SessionPopulation(QUICK, 3).turns(rate_qps, 0.0, 60_000 / rate_qps)
@@ -158,7 +148,6 @@ def test_time_0_meets_as_many_users_as_there_are_in_the_mean_at_any_rate(seed: i
 @pytest.mark.slow
 def test_what_a_run_is_offered_differs_from_its_rate_about_as_poisson_has_it() -> None:
     """A Poisson number of users at time 0 would make it three times as much."""
-    assert SPEC is not None
     spec = replace(SPEC, characters=1000)
     offered = [len(SessionPopulation(spec, seed).turns(16.0, 0.0, 300.0)) for seed in range(30)]
     assert np.mean(offered) == pytest.approx(4800, rel=0.01)
@@ -223,9 +212,6 @@ def test_what_is_seen_of_a_time_does_not_depend_on_what_was_asked_before() -> No
         inside = (whole["due_s"] >= start_s) & (whole["due_s"] < end_s)
         assert_array_equal(asked.turns(3.0, start_s, end_s), whole[inside])
         assert_array_equal(SessionPopulation(QUICK, 1).turns(3.0, start_s, end_s), whole[inside])
-
-
-# --- the schedule ---------------------------------------------------------------------------------------
 
 
 BOUNDS = {"transition": (10 * NS, 20 * NS), "window": (20 * NS, 50 * NS)}

@@ -47,9 +47,6 @@ def sessions_of(schedule: ArrivalSchedule) -> list[int]:
     return list(schedule.session.tolist())
 
 
-# --- the schedule ---------------------------------------------------------------------------------------
-
-
 def test_without_sessions_a_schedule_has_none() -> None:
     schedule = drawn(replace(CHATS, sessions=0, session_hit=0.0))
     assert schedule.session is None and schedule.turn is None
@@ -94,9 +91,6 @@ def test_turns_go_on_where_a_window_is_drawn_in_two_parts() -> None:
     assert_array_equal(joined.turn, turns(np.array(sessions_of(lead) + sessions_of(replayed))))
 
 
-# --- the prompts ----------------------------------------------------------------------------------------
-
-
 @cache
 def prompts_of(kind: str, hit: float = 0.95, shared: float = 0.0) -> Prompts:
     words = [f"workload.prompt={kind}", "workload.sessions=99", f"workload.session_hit={hit}"]
@@ -128,9 +122,6 @@ def test_a_session_shares_what_was_asked_and_nothing_more(
     asked = min(round(0.95 * short), short - 8)
     assert common(one, other) == (asked if asked > 8 and min(round(0.95 * long), long - 8) > 8 else 0)
     assert long < 17 or common(one, stranger) == 0
-
-
-# --- the wire -------------------------------------------------------------------------------------------
 
 
 def sent(folder: Path, workload: Workload, urls: int, sticky: bool) -> tuple[list[list[str]], pa.Table]:
@@ -169,9 +160,6 @@ def test_every_request_names_its_session_and_with_client_side_routing_keeps_its_
         assert homes["x-session-id: session-5"] == {chosen(5, 3)}
     else:
         assert max(len(servers) for servers in homes.values()) > 1
-
-
-# --- what is said of a window ---------------------------------------------------------------------------
 
 
 def rows_of(*answers: tuple[int, str | None, float]) -> pa.Table:

@@ -19,7 +19,7 @@ from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import EngineKind
 from tests.support.virtual.virtual_service import VirtualService
-from tests.support.virtual.virtual_target import Patient, VirtualTarget
+from tests.support.virtual.virtual_target import VirtualTarget
 
 
 def plan(experiment: Experiment, start: Start, **more: Any) -> LoadPlan:
@@ -70,11 +70,6 @@ def probed(words: list[str], *, load: tuple[float, float, float], **more: Any) -
     drive, experiment, events = driver(words, **more)
     offer_rate(drive, *load)
     return to_tree(verdicts.probe_verdict(experiment, drive)), drive, events
-
-
-def patient(words: list[str]) -> tuple[Driver, Experiment, list[tuple[str, Any]]]:
-    """One beside real questions."""
-    return driver(words, target=Patient(engines(load(words))))
 
 
 def altered(

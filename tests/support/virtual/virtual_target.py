@@ -1,7 +1,5 @@
 """A target of the load generator whose engines run on a virtual clock: an hour of traffic takes seconds."""
 
-import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +10,6 @@ import pyarrow.compute as pc
 from analysis.rows import records
 from loadgen.fleet.rows import plan_columns
 from loadgen.fleet.target import Observation
-from loadgen.studies.gate_questions import THREADS
 from loadgen.traffic.schedule import NS, ArrivalSchedule, Planned, planned
 
 Service = Any
@@ -64,16 +61,6 @@ class VirtualTarget:
 
 
 NONE = records.PROGRESS.empty_table()
-
-
-class Patient(VirtualTarget):
-    """One beside real questions: to wait busily for their answers would take the processor from them."""
-
-    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        asking = any(thread.name.startswith(THREADS) for thread in threading.enumerate())
-        if asking and until_ns > self._now_ns:
-            time.sleep(0.02 if schedule else 0.005)
-        return super().run(schedule, until_ns)
 
 
 class Faster:
