@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import yaml
 
 from analysis import load_run
 from analysis.capacity.window_counts import Window
@@ -177,27 +178,17 @@ def row(due_s: float, e2e_s: float, replica: str | None, **end: Any) -> dict[str
     }
 
 
-LATE = [row(99, 5, "a"), row(103, 1, "b")]
+HEARD = yaml.safe_load((Path(__file__).parents[2] / "data" / "losses.yaml").read_text())
+LATE: list[Any] = [(99, 5, "a"), (103, 1, "b")]
 
 
-@pytest.mark.parametrize(
-    ("rows", "replicas", "lost_s", "expected"),
-    [
-        (LATE, {"a", "b"}, 105, True),
-        ([row(99, 5, "a"), row(98, 1, "b")], {"a", "b"}, 105, False),  # b may have died before the end
-        ([*LATE, row(97, 6, "a", status="truncated")], {"a", "b"}, 105, False),  # it was due in the window
-        ([*LATE, row(97, 1, "a", status="conn_error")], {"a", "b"}, 105, False),  # it may have come back
-        ([*LATE, row(70, 1, "a", status="truncated")], {"a", "b"}, 105, True),  # a failure of long before
-        ([*LATE, row(97, 9, "a", status="pending", end_offset_ns=None)], {"a", "b"}, 105, False),  # it hangs
-        ([row(101, 1, None)], None, 105, False),  # nobody knows who is gone, and since when
-        ([row(101, 1, None)], None, 135, True),
-    ],
-)
+@pytest.mark.parametrize(("has_late", "heard", "replicas", "lost_s", "expected"), HEARD["outlived"])
 def test_a_window_is_sound_if_the_service_outlived_it(
-    rows: list[dict[str, Any]], replicas: set[str] | None, lost_s: float, expected: bool
+    has_late: bool, heard: list[Any], replicas: list[str] | None, lost_s: float, expected: bool
 ) -> None:
+    rows = [row(*each[:3], **dict(*each[3:])) for each in (LATE if has_late else []) + heard]
     table = pa.Table.from_pylist(rows, schema=records.PROGRESS)
-    assert outlived(table, WINDOW, replicas, int(lost_s * NS)) is expected
+    assert outlived(table, WINDOW, replicas and set(replicas), int(lost_s * NS)) is expected
 
 
 @pytest.mark.slow
@@ -228,46 +219,12 @@ def test_a_resumed_run_keeps_void_what_a_loss_spoilt(tmp_path: Path) -> None:
     assert True in [outcome.void for outcome in again.windows.outcomes]
 
 
-REFUSED = {"status": "conn_error", "error_kind": "ConnectionRefusedError", "error": "line one\nline two"}
-ANSWERED = {"status": "ok", "first_token_offset_ns": NS, "last_token_offset_ns": 2 * NS}
-STREAMS = {"status": "pending", "first_token_offset_ns": NS, "last_token_offset_ns": 9 * NS}
-WAITS = {"status": "pending"}
-TIMED_OUT = {"status": "timeout", "error_kind": "deadline"}
-
-
-def rows(*groups: tuple[int, float, dict[str, Any]]) -> pa.Table:
-    """Groups of (count, due in seconds, what became of them)."""
-    made = [{"due_ns": int(due_s * NS), **end} for count, due_s, end in groups for _ in range(count)]
-    return pa.Table.from_pylist(made, schema=records.PROGRESS)
-
-
-DEAD = "20 of the newest 20 requests failed: ConnectionRefusedError line one line two"
-
-
-@pytest.mark.parametrize(
-    ("groups", "now_s", "reason"),
-    [
-        ([(500, 0, ANSWERED), (20, 30, REFUSED)], 35, DEAD),  # however much it answered before
-        ([(20, 30, TIMED_OUT)], 35, "20 of the newest 20 requests failed: deadline"),
-        ([(20, 28, STREAMS), (20, 30, REFUSED)], 35, ""),
-        ([(20, 0, ANSWERED)], 35, ""),
-        ([(5, 30, REFUSED), (1995, 30, WAITS)], 31, ""),  # it may be starting
-        ([(4, 30, REFUSED)], 31, ""),
-        ([], 31, ""),
-        (
-            [(50, 30, {"status": "missed"}), (50, 30, {"status": "lost"})],
-            31,
-            "",
-        ),  # they never left the client
-        ([(9, 0, ANSWERED), *((1, 20 * n, REFUSED) for n in range(1, 6))], 101, "5 of the newest 5"),
-        ([(1, 22, STREAMS), (20, 30, REFUSED)], 35, ""),  # the last token came a second after those were due
-        ([(1, 20, STREAMS), (20, 30, REFUSED)], 35, DEAD),
-    ],
-)
+@pytest.mark.parametrize(("groups", "now_s", "reason"), HEARD["dead"])
 def test_a_service_is_dead_where_nothing_was_heard_since_nearly_all_failed(
-    groups: list[tuple[int, float, dict[str, Any]]], now_s: int, reason: str
+    groups: list[tuple[int, float, str]], now_s: int, reason: str
 ) -> None:
-    told = death(rows(*groups), now_s * NS)
+    rows = [{"due_ns": due_s * NS} | HEARD["ends"][end] for count, due_s, end in groups for _ in range(count)]
+    told = death(pa.Table.from_pylist(rows, schema=records.PROGRESS), now_s * NS)
     assert (told or "").startswith(reason) and (told is None) == (not reason)
 
 

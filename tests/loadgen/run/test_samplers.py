@@ -36,17 +36,7 @@ from tests.support.virtual.virtual_fleet import EXPERIMENT, HoldRate, VirtualFle
 
 PAGES = yaml.safe_load((Path(__file__).parents[2] / "data" / "vllm_pages.yaml").read_text())
 PAGE: str = PAGES["page"]
-TOLD = {
-    "running": 3,
-    "waiting": 2,
-    "kv_usage": 0.25,
-    "prefix_queries": 1000,
-    "prefix_hits": 400,
-    "preemptions": 1,
-    "prompt_tokens": 5600,
-    "generation_tokens": 140,
-    "finished": 9,
-}
+TOLD: dict[str, float] = PAGES["figures"]
 
 
 def test_vllms_names_become_columns() -> None:
