@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import pytest
+import yaml
 
 from analysis.rows.records import SERVER, read_stream
 from cluster.deployment import service_reports, warmup
@@ -101,39 +102,15 @@ WRONG: dict[str, Script] = {
     "a deep event": plays(CHUNKED + TOKEN + event(b"[" * 10**5) + event(b"[DONE]")[:-3]),
     "a huge number": model('{"max_model_len":' + "9" * 10_000 + "}"),
     "a huge usage": plays(CHUNKED + TOKEN + event({"usage": {"completion_tokens": 10**50 - 1}})),
-    "a huge sample": plays(sized(b"vllm:num_requests_running 1e400\n")),
-    "an object as models": plays(sized(b'{"data":{"id":"m"}}')),
-    "numbers as models": model("1,2"),
-    "nothing": plays(sized(b"")),
-    "half of a letter": model(r'{"id":"\ud800"}'),
-    "half of a letter as a name": model(r'{"\udfff":1}'),
-    "no UTF-8": plays(sized(b'{"data":[{"id":"\xff\xfe"}]}')),
     "bytes": plays(sized(bytes(range(256)) * 8)),
-    "206": plays(sized(b"{}", "206 Partial Content", "Content-Range: bytes 0-1/9")),
     "101": plays(b"HTTP/1.1 101 Switching\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n" + b"\0" * 99),
-    "a status of four digits": plays(b"HTTP/1.1 2000 OK\r\nContent-Length: 0\r\n\r\n"),
-    "status 999": plays(sized(b"", "999 No")),
-    "a status that is none": plays(sized(b"", "abc No")),
-    "HTTP/0.9": plays(b'{"data":[]}'),
-    "another protocol": plays(b"SSH-2.0-OpenSSH_9.9\r\n"),
-    "a negative length": plays(OK_HEAD + b"Content-Length: -5\r\n\r\n[1]"),
-    "a length that is none": plays(OK_HEAD + b"Content-Length: many\r\n\r\n[1]"),
-    "two lengths": plays(OK_HEAD + b"Content-Length: 2\r\nContent-Length: 9\r\n\r\n[]"),
-    "a length beyond all bounds": plays(OK_HEAD + b"Content-Length: %d\r\n\r\n[" % 10**30),
-    "a negative chunk": plays(CHUNKED + b"-5\r\n[]\r\n"),
-    "a chunk beyond all bounds": plays(CHUNKED + b"f" * 30 + b"\r\n[]\r\n"),
-    "a chunk of no size": plays(CHUNKED + b"xyz\r\n[]\r\n"),
     "closed at once": plays(),
-    "closed in the status": plays(b"HTTP/1."),
-    "closed before the body": plays(OK_HEAD + b"Content-Length: 9\r\n\r\n"),
-    "closed in the body": plays(OK_HEAD + b'Content-Length: 99\r\n\r\n{"data":[]}'),
-    "closed in a chunk": plays(CHUNKED + b'ff\r\n{"data":[]}'),
-    "control letters in the status": plays(sized(b"", "500 \x1b[2J\x07 \x9b1m")),
-    "control letters in an error": plays(sized(b"\x1b]0;mine\x07\r\n\x00\x85\xc2\x9b", "400 Bad")),
-    "control letters in headers": plays(sized(b"", "503 No", "X-Replica-Id: r\x1b[31m", "X-\x1b: a")),
-    "control letters in an encoding": plays(sized(b"", "200 OK", "Content-Encoding: \x1b[2J")),
-    "control letters in a card": plays(sized(b'{"data":["\x1b"]}')),
 }
+ANSWERS = yaml.safe_load((Path(__file__).parents[1] / "data" / "wrong_answers.yaml").read_text())
+for begin, part in ((b"", "as it is"), (OK_HEAD, "after the status"), (CHUNKED, "in chunks")):
+    WRONG |= {name: plays(begin + text.encode("latin-1")) for name, text in ANSWERS[part].items()}
+for name, (body, *lines) in ANSWERS["with its length"].items():
+    WRONG[name] = plays(sized(body.encode("latin-1"), *lines))
 
 
 def repeats(body: Callable[[str], str], status: str = "401 No", *lines: Callable[[str], str]) -> Script:

@@ -6,12 +6,9 @@ import os
 import re
 import signal
 import sys
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import psutil
@@ -25,38 +22,17 @@ from cluster.ray_session.own_machine import with_descendants
 from cluster.ray_session.session import Session
 from conf import load
 from serve_apps.simulated.app import application_name, build_app
+from tests.cluster.deployment.asking import MODEL, USAGE, ask, metric
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.servers.plans import one_token
 
 pytestmark = pytest.mark.ray
 
-SPECS = load(
-    [
-        "cluster=laptop_4n",
-        "cluster.nodes=2",
-        "hardware=mi325x",
-        "model=qwen3_235b_a22b_fp8",
-        "engine=simulated",
-        "layout=dp2_tp4_ep4",
-    ]
-)
-MODEL = SPECS.model.served_name
-USAGE = {"include_usage": True}
+SPECS = load(["cluster=laptop_4n", "cluster.nodes=2", "engine=simulated", "layout=dp2_tp4_ep4"])
 
 
 def plan(name: str, app: Application, replicas: int = 1, start_s: float = 120.0) -> ServicePlan:
     return ServicePlan(name, lambda: app, replicas, one_token(MODEL), start_s=start_s)
-
-
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    replica_id: str | None
-    body: bytes
-
-    def events(self) -> list[Any]:
-        words = [line.removeprefix("data: ") for line in self.body.decode().split("\n\n") if line]
-        return [word if word == "[DONE]" else json.loads(word) for word in words]
 
 
 @pytest.fixture(scope="module")
@@ -69,36 +45,6 @@ def deployment(ray_session: Session) -> Iterator[Deployment]:
     assert running.healthy() == "4 of 4 replicas gone, 0 new"
     assert pids
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "a replica still runs")
-
-
-def ask(deployment: Deployment, *calls: tuple[str, dict[str, Any] | bytes | None]) -> list[Answer]:
-    """Send all calls at once, each a path with a body to post or None to get; answers in their order."""
-
-    async def one(client: aiohttp.ClientSession, path: str, body: dict[str, Any] | bytes | None) -> Answer:
-        data = (
-            body if body is None or isinstance(body, bytes) else json.dumps({"model": MODEL} | body).encode()
-        )
-        method = "GET" if data is None else "POST"
-        async with client.request(method, deployment.urls[0] + path, data=data) as response:
-            return Answer(response.status, response.headers.get("x-replica-id"), await response.read())
-
-    async def all_of_them() -> list[Answer]:
-        async with aiohttp.ClientSession() as client:
-            return await asyncio.gather(*(one(client, *call) for call in calls))
-
-    return asyncio.run(all_of_them())
-
-
-def metric(deployment: Deployment, name: str) -> dict[str, float]:
-    """A metric of every replica, by the replica's own word."""
-    values = {}
-    for replica, url in deployment.metrics_urls.items():
-        with urllib.request.urlopen(url, timeout=PATIENCE_S) as response:
-            lines = response.read().decode().splitlines()
-            assert response.headers["x-replica-id"] == replica
-        values[replica] = next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
-    assert set(values) == deployment.replica_ids
-    return values
 
 
 @pytest.mark.slow
@@ -164,14 +110,8 @@ def test_a_replica_that_dies_of_its_first_request_is_not_waited_for(ray_session:
 
 
 def test_a_stream_has_every_token_usage_and_an_end(deployment: Deployment) -> None:
-    body = {
-        "prompt": [7] * 500,
-        "max_tokens": 60,
-        "stream": True,
-        "stream_options": USAGE,
-        "ignore_eos": True,
-    }
-    (answer,) = ask(deployment, ("/v1/completions", body))
+    body = {"prompt": [7] * 500, "max_tokens": 60, "ignore_eos": True, **USAGE}
+    (answer,) = ask(deployment, body)
     *tokens, usage, done = answer.events()
     assert answer.status == 200
     assert answer.replica_id in deployment.replica_ids
@@ -184,14 +124,14 @@ def test_a_stream_has_every_token_usage_and_an_end(deployment: Deployment) -> No
 
 def test_the_balancer_uses_every_replica_alike(deployment: Deployment) -> None:
     body = {"prompt": [7] * 100, "max_tokens": 40, "stream": True}
-    answers = ask(deployment, *[("/v1/completions", body)] * 12)
+    answers = ask(deployment, *[body] * 12)
     share = Counter(answer.replica_id for answer in answers)
     assert set(share) == deployment.replica_ids
     assert set(share.values()) == {3}
 
 
 def test_a_refusal_comes_through_the_proxy(deployment: Deployment) -> None:
-    (answer,) = ask(deployment, ("/v1/completions", {"model": "other", "prompt": [1]}))
+    (answer,) = ask(deployment, {"model": "other", "prompt": [1]})
     assert answer.status == 404 and answer.replica_id in deployment.replica_ids
     assert json.loads(answer.body)["error"]["type"] == "NotFoundError"
 
@@ -206,6 +146,7 @@ def test_a_client_that_hangs_up_frees_its_place(deployment: Deployment) -> None:
 
     aborted = 'vllm:request_success_total{engine="0",model_name="' + MODEL + '",finished_reason="abort"}'
     before = sum(metric(deployment, aborted).values())
+    assert set(metric(deployment, aborted)) == deployment.replica_ids
     asyncio.run(hang_up_after_the_first_token())
     until(lambda: sum(metric(deployment, aborted).values()) > before, "the request was never aborted")
     assert set(metric(deployment, "vllm:num_requests_running").values()) == {0.0}

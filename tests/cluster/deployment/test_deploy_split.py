@@ -13,8 +13,8 @@ import ray
 from cluster.deployment.deploy import Deployment, ServicePlan, deploy
 from cluster.ray_session.session import Session
 from conf import load
-from conf.io.http_get import ask
 from serve_apps.simulated.app import ENGINES, PREFILL, application_name, build_app
+from tests.cluster.deployment.asking import MODEL, USAGE, ask, metric
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.machine.shared_session import FAKE
 from tests.support.servers.plans import one_token
@@ -52,38 +52,19 @@ def deployment(ray_session: Session, request: pytest.FixtureRequest) -> Iterator
     running.teardown()
 
 
-MODEL = load(["engine=simulated"]).model.served_name
-
-
 def body(prompt: int, length: int, tokens: int) -> dict[str, Any]:
-    usage = {"stream": True, "stream_options": {"include_usage": True}}
-    return {"model": MODEL, "prompt": [prompt] * length, "max_tokens": tokens, **usage}
+    return {"model": MODEL, "prompt": [prompt] * length, "max_tokens": tokens, **USAGE}
 
 
 def stream_all(deployment: Deployment, *bodies: dict[str, Any]) -> list[list[Any]]:
-    """The events of all requests, sent at once."""
-
-    async def one(client: aiohttp.ClientSession, body: dict[str, Any]) -> list[Any]:
-        async with client.post(deployment.urls[0] + "/v1/completions", json=body) as answer:
-            assert answer.status == 200
-            assert answer.headers["x-replica-id"] in deployment.replica_ids
-            words = (await answer.read()).decode().split("\n\n")
-        return [json.loads(word.removeprefix("data: ")) for word in words if word and "[DONE]" not in word]
-
-    async def every() -> list[list[Any]]:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_S)) as client:
-            return await asyncio.gather(*(one(client, body) for body in bodies))
-
-    return asyncio.run(every())
-
-
-def metric(deployment: Deployment, name: str) -> dict[str, float]:
-    """A metric of each replica of both sides, summed over its labels."""
-    result = {}
-    for replica, url in (deployment.metrics_urls | deployment.prefill_urls).items():
-        lines = ask(url, PATIENCE_S).body.decode().splitlines()
-        result[replica] = sum(float(line.split()[-1]) for line in lines if line.startswith(name))
-    return result
+    """The events of all requests before the last one, which says that the stream is whole."""
+    streams = []
+    for answer in ask(deployment, *bodies):
+        assert answer.status == 200 and answer.replica_id in deployment.replica_ids
+        *events, done = answer.events()
+        assert done == "[DONE]"
+        streams.append(events)
+    return streams
 
 
 def empty(deployment: Deployment) -> bool:
