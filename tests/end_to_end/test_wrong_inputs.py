@@ -30,18 +30,6 @@ ROOMS: dict[str, Main] = {
 FOREIGN = ("full_key", "object_type", "Errno", "subclass", "AnyNode", "ListConfig", "of type", "NoneType")
 FOREIGN += ("Traceback", "invalid choice", "unrecognized arguments")
 """Words of the libraries beneath, which no user should have to know."""
-FILES = {
-    "clustr.yaml": "clustr: {nodes: 4}\nengine: {kind: simulated}\n",
-    "slow.yaml": "slo: {name: mine, ttft_p90_ms: fast, tpot_p90_ms: 3}\nengine: {kind: simulated}\n",
-    "typo.yaml": "slo: {name: mine, ttft_p90: 3, tpot_p90_ms: 3}\nengine: {kind: simulated}\n",
-    "part.yaml": "engine: {kind: simulated}\n",
-    "kind.yaml": "engine: {kind: simulatd}\n",
-    "list.yaml": "[1, 2]\n",
-    "card.yaml": "engine: {kind: simulated}\nmodel: {posterior: {engines: [a], releases: {vLLM 9: {}}}}\n",
-    "twice.yaml": "seed: 1\nengine: {kind: simulated}\nseed: 2\n",
-    "file": "in the way\n",
-}
-
 REFUSED = yaml.safe_load((Path(__file__).parents[1] / "data" / "refused_commands.yaml").read_text())
 STAND_INS = {
     "EXTERNAL": ["engine=external", "target.urls=[http://127.0.0.1:1]"],
@@ -59,7 +47,7 @@ def words_of(typed: str) -> list[str]:
 @pytest.fixture
 def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name, text in FILES.items():
+    for name, text in REFUSED["files"].items():
         (tmp_path / name).write_text(text)
     return tmp_path
 
@@ -89,7 +77,7 @@ def test_a_run_and_its_dry_run_refuse_alike(
     line = refused(loadgen, argv, capsys)
     assert REFUSED["runs"][typed] in line
     assert refused(loadgen, [*argv, "--dry-run"], capsys) == line
-    assert {file.name for file in somewhere.iterdir()} == set(FILES)
+    assert {file.name for file in somewhere.iterdir()} == set(REFUSED["files"])
 
 
 @pytest.mark.battery("wrong input")
@@ -99,7 +87,7 @@ def test_every_command_refuses_in_one_line(
 ) -> None:
     room, *argv = words_of(typed)
     assert REFUSED["commands"][typed] in refused(ROOMS[room], argv, capsys)
-    assert {file.name for file in somewhere.iterdir()} == set(FILES)
+    assert {file.name for file in somewhere.iterdir()} == set(REFUSED["files"])
 
 
 def test_every_key_says_in_our_words_what_it_cannot_be() -> None:

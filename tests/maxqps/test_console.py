@@ -8,6 +8,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
+import yaml
 
 from maxqps import __main__ as console
 
@@ -68,17 +69,7 @@ def test_an_unknown_verb_is_one_line_with_the_nearest(capsys: pytest.CaptureFixt
 
 BREAKS = " \t\n\"'><=;|&(:"
 """Letters at which bash breaks words; it takes only what follows the last one."""
-OFFERS = [
-    ("maxqps swe", "sweep"),
-    ("maxqps sweep lay", "layout="),
-    ("maxqps sweep slo.ttft_p", "slo.ttft_p90_ms="),
-    ("maxqps sweep engine.kernels=a", "aiter"),
-    ("maxqps probe --req", "--require"),
-    ("maxqps analysis compare --h", "--help"),
-    ("maxqps plan demand.pe", "demand.peak_qps="),
-    ("maxqps sweep --", "--dry-run"),
-    ("maxqps show ru", "runs/"),
-]
+OFFERS = yaml.safe_load((Path(__file__).parents[1] / "data" / "offered_words.yaml").read_text())
 
 
 def offered(folder: Path, line: str) -> list[str]:
@@ -98,7 +89,7 @@ def offered(folder: Path, line: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("line", "wanted"), OFFERS)
+@pytest.mark.parametrize(("line", "wanted"), OFFERS.items())
 def test_a_shell_is_offered_the_next_word_and_no_flag_of_another_verb(
     line: str, wanted: str, tmp_path: Path
 ) -> None:

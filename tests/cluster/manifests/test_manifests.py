@@ -259,39 +259,11 @@ def test_no_file_holds_a_secret(words: list[str], monkeypatch: pytest.MonkeyPatc
     assert "the-token-itself" not in render.__wrapped__(*words)
 
 
-PAYLOADS = (
-    ";rm -rf /",
-    "$(id)",
-    "`id`",
-    "\nExecStartPre=/bin/id",
-    "' id '",
-    '" id "',
-    " id",
-    "%n",
-    "\x1b[2J",
-    "{{x}}",
-)
+NAMES = yaml.safe_load((DATA / "manifest_names.yaml").read_text())
+GOOD: dict[str, str] = NAMES["good"]
 RAY_UP, SYSTEMD = ["ray-up", "cluster=mi325x_1n"], ["systemd", "cluster=mi325x_1n"]
 TARGETS = {"kuberay": KUBERAY, "ray-up": [*RAY_UP, "--hosts", HOSTS], "systemd": [*SYSTEMD, "--hosts", HOSTS]}
 FORMED = [(target, flag) for flag in command.FLAGS if flag.form for target in flag.targets.split()]
-
-
-GOOD = {
-    "path": "/opt/x",
-    "user": "ray",
-    "cluster": "maxqps",
-    "resource": "node",
-    "variable": "A",
-    "label": "a",
-    "object": "a.b",
-    "image": IMAGE,
-    "kuberay": "maxqps",
-    "weights": "pvc:a",
-    "groups": "44,109",
-    "memory": "1Ti",
-    "number": "0",
-    "count": "1",
-}
 
 
 @pytest.mark.slow
@@ -312,7 +284,7 @@ def test_what_is_more_than_a_name_is_refused(target, flag, payload, capsys) -> N
 
 
 @pytest.mark.battery("wrong input")
-@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("payload", NAMES["payloads"])
 @pytest.mark.parametrize("form", GOOD)
 def test_no_form_of_a_name_holds_more(form: str, payload: str) -> None:
     assert checked_name(form, GOOD[form], "--flag") == GOOD[form]
