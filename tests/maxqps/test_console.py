@@ -20,16 +20,6 @@ def test_its_verbs_are_those_of_the_rooms() -> None:
     assert console.ROOMS["cluster"] == verb.choices
 
 
-def test_help_and_version_import_no_room() -> None:
-    code = "import sys; from maxqps.__main__ import main; main([{!r}]); print(*sys.modules, sep='\\n')"
-    for flag in ("help", "--help", "--version"):
-        output = subprocess.run(
-            [sys.executable, "-c", code.format(flag)], capture_output=True, text=True, check=True
-        )
-        heavy = {"ray", "numpy", "pyarrow", "yaml", "loadgen", "analysis"}
-        assert not heavy & set(output.stdout.splitlines())
-
-
 def test_a_verb_runs_in_its_room_and_two_rooms_have_long_forms(capsys: pytest.CaptureFixture[str]) -> None:
     assert console.main(["show", "/nowhere"]) == 2
     assert "/nowhere" in capsys.readouterr().err

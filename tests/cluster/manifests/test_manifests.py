@@ -183,7 +183,9 @@ def ray_words(command_line: str, address: str, tmp_path: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def shell(command_line: str, address: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+def shell(
+    command_line: str, address: str, tmp_path: Path, has_token: bool = True
+) -> subprocess.CompletedProcess[str]:
     """Run a command of the file on the host of that address, with a `ray` that prints its words."""
     bin_folder = tmp_path / "venv" / "bin"
     bin_folder.mkdir(parents=True, exist_ok=True)
@@ -191,9 +193,11 @@ def shell(command_line: str, address: str, tmp_path: Path) -> subprocess.Complet
     (bin_folder / "hostname").write_text(f"#!/bin/sh\necho 127.0.0.1 {address}\n")
     for path in bin_folder.iterdir():
         path.chmod(0o755)
-    (tmp_path / ".ray").mkdir(exist_ok=True)
-    (tmp_path / ".ray" / "auth_token").write_text("a token")
-    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "RAY_HEAD_IP": "10.0.0.1"}
+    home = tmp_path / ("with a token" if has_token else "without")
+    (home / ".ray").mkdir(parents=True, exist_ok=True)
+    if has_token:
+        (home / ".ray" / "auth_token").write_text("a token")
+    environment = {"HOME": str(home), "PATH": os.environ["PATH"], "RAY_HEAD_IP": "10.0.0.1"}
     return subprocess.run(["bash", "-c", command_line], env=environment, capture_output=True, text=True)
 
 
@@ -214,13 +218,7 @@ def test_every_host_starts_in_its_role(tmp_path: Path) -> None:
         assert f"--node-ip-address={address}" in words
     foreign = shell(tree["worker_start_ray_commands"][1], "10.0.0.9", tmp_path)
     assert foreign.returncode != 0 and "none of 10.0.0.2 10.0.0.3 is an address" in foreign.stderr
-    (tmp_path / ".ray" / "auth_token").unlink()
-    refused = subprocess.run(
-        ["bash", "-c", tree["worker_start_ray_commands"][1]],
-        env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-    )
+    refused = shell(tree["worker_start_ray_commands"][1], "10.0.0.2", tmp_path, has_token=False)
     assert refused.returncode != 0 and "no token" in refused.stderr
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
@@ -105,16 +106,10 @@ def silent(node: str) -> Iterator[None]:
 
 
 def raylets(node: str) -> list[int]:
-    items = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if words[0].endswith(b"/raylet") and any(node.encode() in word for word in words):
-                items.append(int(entry.name))
-    return items
+    started = [(process.pid, process.info["cmdline"] or [""]) for process in psutil.process_iter(["cmdline"])]
+    return [
+        pid for pid, (program, *words) in started if program.endswith("/raylet") and node in " ".join(words)
+    ]
 
 
 def a_serving_node() -> str:
