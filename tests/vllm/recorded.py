@@ -2,14 +2,14 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from conf import load
-from conf.specs.experiment import Constant, Layout
+from conf.constants import replaced
+from conf.specs.experiment import Layout
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from serve_apps.engine_model.engine import steps
 from serve_apps.engine_model.engine.kinds import EngineKind
@@ -20,10 +20,8 @@ from tests.support.virtual.books import check_integrity, chosen
 from tests.vllm.real_core import Log, Work
 
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
-NONE = Constant(0.0, "ms per request", "test")
-MODEL = replace(
-    SPECS.model, step_time=replace(SPECS.model.step_time, front_end_ms=NONE, front_end_latency_ms=NONE)
-)
+FRONT_END = "model.step_time.front_end_ms", "model.step_time.front_end_latency_ms"
+MODEL = replaced(SPECS, dict.fromkeys(FRONT_END, 0.0)).model
 """Without a front end, which vLLM's core does not have either."""
 LONGEST_SHARED = 1000
 

@@ -1,7 +1,6 @@
 """A probe of emulated vLLM: its p90s agree with those of the simulated engine on the same requests."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,8 @@ import pytest
 from analysis.results.runs import Run
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
-from conf import Experiment, load
+from conf import load
+from conf.constants import replaced
 from loadgen.cli.engine_model import simulate
 from loadgen.cli.service import service
 from loadgen.run.jobs import OfferLoad
@@ -56,7 +56,8 @@ def p90s_ms(run: Run) -> tuple[Any, Any]:
     """p90 TTFT and TPOT of the window's requests, each on emulated vLLM and on the simulated engine."""
     rows = run.requests().sort_by("due_ns")
     rows = rows.filter(pa.array(~metrics.status_in(rows, *metrics.UNSENT, records.PENDING)))
-    experiment = without_front_end(SIMULATED)
+    # vLLM's front end runs on this machine; `front_end_latency_ms` belongs to another.
+    experiment = replaced(SIMULATED, {"model.step_time.front_end_latency_ms": 0.0})
     served = simulate(experiment, arrivals(rows), experiment.cluster.nodes, run.config.seed)
     (window,) = run.windows().to_pylist()
     due_ns = rows["due_ns"].to_numpy()
@@ -69,30 +70,9 @@ def p90s_ms(run: Run) -> tuple[Any, Any]:
     return tuple(quantile(it, 0.9) for it in ttft), tuple(quantile(it, 0.9) for it in tpot)
 
 
-def without_front_end(experiment: Experiment) -> Experiment:
-    """Without `front_end_latency_ms`, which belongs to another machine: vLLM's front end runs on this one."""
-    times = experiment.model.step_time
-    none = replace(times.front_end_latency_ms, value=0.0, low=None, high=None)
-    return replace(
-        experiment, model=replace(experiment.model, step_time=replace(times, front_end_latency_ms=none))
-    )
-
-
 def arrivals(rows: pa.Table) -> ArrivalSchedule:
     """The requests of a run, to be served once more."""
-    columns = {
-        name: rows[column].to_numpy().astype(np.int64)
-        for name, column in (
-            ("input_tokens", "requested_input_tokens"),
-            ("output_tokens", "requested_output_tokens"),
-            ("shared_tokens", "shared_tokens"),
-        )
-    }
-    no_phase = np.zeros(rows.num_rows, dtype=np.int64)
-    return ArrivalSchedule(
-        window_index=0,
-        seq=rows["seq"].to_numpy(),
-        due_ns=rows["due_ns"].to_numpy(),
-        phase=no_phase,
-        **columns,
-    )
+    names = "requested_input_tokens", "requested_output_tokens", "shared_tokens"
+    tokens = (rows[name].to_numpy().astype(np.int64) for name in names)
+    seq, due_ns = rows["seq"].to_numpy(), rows["due_ns"].to_numpy()
+    return ArrivalSchedule(0, seq, due_ns, np.zeros(rows.num_rows, np.int64), *tokens)

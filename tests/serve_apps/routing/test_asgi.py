@@ -43,7 +43,7 @@ class Server:
 class Client:
     """Sends one request to the application and keeps what comes back."""
 
-    def __init__(self, app: Forwarding, path: str = "/v1/completions") -> None:
+    def __init__(self, app: Forwarding | ReplicaApp, path: str = "/v1/completions") -> None:
         self.sent: asyncio.Queue[Message] = asyncio.Queue()
         headers = [(b"content-type", b"application/json"), (b"host", b"front"), (b"x-session-id", b"7")]
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"a=1", "headers": headers}
@@ -129,32 +129,14 @@ def test_a_server_that_is_gone_is_a_bad_gateway() -> None:
     asyncio.run(run())
 
 
-async def hello(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 201, "headers": [(b"a", b"b")]})
-    await send({"type": "http.response.body", "body": b"hello"})
-
-
-def ask(path: str, kind: str = "http") -> list[Message]:
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
+def test_one_path_tells_what_runs() -> None:
     async def page() -> dict[str, Any]:
         return {"pid": 7, "engine": {"tp": 8}}
 
-    app = ReplicaApp(hello, "r1", {DESCRIPTION_PATH: page})
-    asyncio.run(app({"type": kind, "path": path}, None, send))  # type: ignore[arg-type]
-    return sent
+    async def asked() -> list[Message]:
+        client = Client(ReplicaApp(Forwarding(""), "r1", {DESCRIPTION_PATH: page}), DESCRIPTION_PATH)
+        return [await client.next(), await client.next()]
 
-
-def test_the_header_comes_on_top() -> None:
-    start, body = ask("/v1/models")
-    assert start["status"] == 201 and body["body"] == b"hello"
-    assert start["headers"] == [(b"a", b"b"), (b"x-replica-id", b"r1")]
-
-
-def test_one_path_tells_what_runs() -> None:
-    start, body = ask(DESCRIPTION_PATH)
+    start, body = asyncio.run(asked())
     assert start["status"] == 200
     assert json.loads(body["body"]) == {"replica_id": "r1", "pid": 7, "engine": {"tp": 8}}

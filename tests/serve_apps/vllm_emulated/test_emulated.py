@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from conf import load
+from conf.constants import replaced
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine
 from serve_apps.engine_model.cost.architecture import kv_blocks, kv_bytes_per_token
 from serve_apps.engine_model.cost.links import KvLink, TransferSeconds
@@ -120,12 +121,9 @@ def test_costs_and_memory_are_those_of_the_simulated_engine() -> None:
 
 
 def test_the_front_end_is_left_out_for_vllms_own_is_real() -> None:
-    times = SPECS.model.step_time
-    slow = {
-        name: replace(getattr(times, name), value=999.0, low=None, high=None)
-        for name in ("front_end_ms", "front_end_latency_ms")
-    }
-    assert gpu(step_time=replace(times, **slow)).costs == gpu().costs
+    front_end = "model.step_time.front_end_ms", "model.step_time.front_end_latency_ms"
+    slow = replaced(SPECS, dict.fromkeys(front_end, 999.0)).model
+    assert gpu(step_time=slow.step_time).costs == gpu().costs
 
 
 def test_a_recipe_stays_what_it_is_but_for_the_switch_and_a_limit_of_the_layout() -> None:

@@ -1,6 +1,5 @@
 """serve_apps/engine_model/service/service.py: in one call against the engine step by step, and by hand."""
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+from conf.constants import replaced
 from conf.specs.experiment import SimulatedEngine
+from loadgen.cli.engine_model import parts
 from serve_apps.engine_model import Engine, EngineKind, GenerateRequest
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from serve_apps.engine_model.engine.engine import RequestState
@@ -257,10 +258,8 @@ def test_leastconn_avoids_the_busy_replica_and_roundrobin_does_not() -> None:
 
 
 def test_all_arrivals_of_an_instant_join_the_step_that_starts_there() -> None:
-    instant = replace(ASKED.model.step_time.front_end_ms, value=0.0, low=None, high=None)
-    no_front_end = replace(ASKED.model.step_time, front_end_ms=instant, front_end_latency_ms=instant)
-    model = replace(ASKED.model, step_time=no_front_end)
-    served = VirtualService(EngineKind.of(SimulatedEngine(), model, ASKED.hardware, ASKED.layout))
+    front_end = "model.step_time.front_end_ms", "model.step_time.front_end_latency_ms"
+    served = VirtualService(EngineKind.of(*parts(replaced(ASKED, dict.fromkeys(front_end, 0.0)))))
     for key in (1, 2):
         served.submit(key, 1.0, 100, 5)
     served.advance(1.0)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conf.constants import replaced
 from conf.specs.experiment import Constant, Layout, SimulatedEngine
 from conf.specs.layout import PrefillEngines, TransferTime
 from serve_apps.engine_model import EngineKind
@@ -21,12 +22,11 @@ from tests.support.virtual.virtual_service import RequestProgress, VirtualServic
 
 ASKED = specs()
 FRONT_S, LATENCY_S = 0.003, 0.007
-STEP_TIME = replace(
-    ASKED.model.step_time,
-    front_end_ms=Constant(FRONT_S * 1e3, "ms per request", "test"),
-    front_end_latency_ms=Constant(0.0, "ms per request", "test"),
-)
-MODEL = replace(ASKED.model, step_time=STEP_TIME)
+FRONT_END = {
+    "model.step_time.front_end_ms": FRONT_S * 1e3,
+    "model.step_time.front_end_latency_ms": 0.0,
+}
+MODEL = replaced(ASKED, FRONT_END).model
 
 
 def layout(prefill: int = 1, decode: int = 1, **changes: Any) -> Layout:
