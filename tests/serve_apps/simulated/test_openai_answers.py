@@ -41,26 +41,11 @@ def events(stream: bytes) -> list[Any]:
     return [word if word == "[DONE]" else json.loads(word) for word in data]
 
 
-def said(text: Any) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": text}]
+DATA = Path(__file__).parents[2] / "data"
+COUNTED = yaml.safe_load((DATA / "counted_requests.yaml").read_text())
 
 
-@pytest.mark.parametrize(
-    ("fields", "input_tokens", "output_tokens"),
-    [
-        ({"prompt": [5, 6, 7], "max_tokens": 9}, 3, 9),
-        ({"prompt": [[5, 6, 7]], "max_tokens": 9}, 3, 9),
-        ({"prompt": "three  little\nwords"}, 3, 16),
-        ({"prompt": ["one word"], "max_tokens": None}, 2, 16),
-        ({"prompt": " ", "max_tokens": 1}, 1, 1),
-        ({"prompt": [1], "max_tokens": 99, "min_tokens": 99, "ignore_eos": True}, 1, 99),
-        ({"prompt": [1], "max_tokens": 2, "model": None, "temperature": 0, "seed": 1, "n": 1}, 1, 2),
-        ({"messages": said("two words"), "max_tokens": 5}, 3, 5),
-        ({"messages": said("a"), "max_completion_tokens": 4, "max_tokens": 5}, 2, 4),
-        ({"messages": said(None)}, 1, 99),
-        ({"messages": said([{"type": "text", "text": "a b"}]) * 2}, 6, 94),
-    ],
-)
+@pytest.mark.parametrize(("fields", "input_tokens", "output_tokens"), COUNTED)
 def test_words_ids_and_roles_are_counted(
     fields: dict[str, Any], input_tokens: int, output_tokens: int
 ) -> None:
@@ -90,8 +75,7 @@ def test_a_model_that_utf8_cannot_encode_is_refused_like_any_other() -> None:
     assert json.loads(caught.value.body)["error"]["message"] == "The model `?` does not exist."
 
 
-DATA = Path(__file__).parents[2] / "data" / "refused_completions.yaml"
-REFUSALS = yaml.safe_load(DATA.read_text())
+REFUSALS = yaml.safe_load((DATA / "refused_completions.yaml").read_text())
 
 
 @pytest.mark.parametrize(("fields", "status", "kind", "param", "message"), REFUSALS)

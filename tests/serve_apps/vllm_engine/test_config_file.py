@@ -5,6 +5,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import yaml
 
 from conf import load
 from conf.specs.experiment import VllmEngine
@@ -59,26 +60,15 @@ def test_the_files_builder_is_that_of_a_sweep() -> None:
     assert getattr(import_module(module), name) is application
 
 
-CPU = ["engine=vllm_cpu", "model=tiny_qwen3_moe", "layout=dp1_tp1", "workload=smoke"]
-
-
 def ready(words: list[str], monkeypatch: pytest.MonkeyPatch, installed: str = "0.32.0") -> Recipe:
     monkeypatch.setattr(module, "installed_vllm", lambda: installed)
     return prepared(load(words), 300)[1]
 
 
-@pytest.mark.parametrize(
-    ("words", "installed", "line"),
-    [
-        (CPU, "", "needs vLLM's CPU build, which is not installed here: make vllm"),
-        (["engine=vllm_emulated"], "", "needs vLLM's CPU build"),
-        ([*CPU, "engine.vllm_version=0.29.0"], "0.32.0", "but vLLM 0.32.0 is installed"),
-        (["engine=vllm_cpu", "layout=dp1_tp8"], "0.32.0", "use model=tiny_qwen3_moe layout=dp1_tp1"),
-        ([*CPU, "engine.model_path=/nowhere"], "0.32.0", "engine.model_path=/nowhere has no config.json"),
-        ([*CPU, "engine.args.distributed_executor_backend=ray"], "0.32.0", "forces the mp executor"),
-        ([*CPU, "engine.args.max_model_len=200"], "0.32.0", "up to 300 tokens but max_model_len is 200"),
-    ],
-)
+DATA = Path(__file__).parents[2] / "data" / "unstartable_vllm.yaml"
+
+
+@pytest.mark.parametrize(("words", "installed", "line"), yaml.safe_load(DATA.read_text()))
 def test_what_cannot_start_is_refused(
     words: list[str], installed: str, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,18 +90,16 @@ def test_a_driver_without_vllm_may_deploy_on_nodes_that_have_it(monkeypatch: pyt
 
 
 def test_an_emulated_vllm_gets_the_recipe_of_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = ready(["engine=vllm"], monkeypatch).args
-    emulated = ready(["engine=vllm_emulated"], monkeypatch).args
-    assert {"tensor_parallel_size", "enable_expert_parallel", "kv_cache_dtype"} <= real.keys()
-    assert {name: emulated[name] for name in ("tensor_parallel_size", "enable_expert_parallel")} == {
-        name: real[name] for name in ("tensor_parallel_size", "enable_expert_parallel")
-    }
+    real, emulated = (ready([f"engine={name}"], monkeypatch).args for name in ("vllm", "vllm_emulated"))
+    assert "kv_cache_dtype" in real
+    for name in ("tensor_parallel_size", "enable_expert_parallel"):
+        assert emulated[name] == real[name]
     assert "emu" in emulated["additional_config"]
 
 
 def test_a_folder_belongs_to_one_architecture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    model = load(CPU).model
-    deeper = load([*CPU, "model.layers=3"]).model
+    tiny = ["model=tiny_qwen3_moe", "layout=dp1_tp1"]
+    model, deeper = load(tiny).model, load([*tiny, "model.layers=3"]).model
     assert folder_of(model, True) != folder_of(deeper, True) != folder_of(deeper, False)
     assert folder_of(model, True).is_relative_to(tmp_path)
