@@ -1,6 +1,6 @@
 """serve_apps/engine_model/cost/step_time.py against published steps, and for any batch."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -226,13 +226,7 @@ batches = st.builds(Batch, counts, counts, st.integers(0, 10**7), st.floats(0, 1
 
 @given(batches, batches)
 def test_more_work_never_takes_less_time(small: Batch, more: Batch) -> None:
-    large = Batch(
-        small.decode_tokens + more.decode_tokens,
-        small.prefill_tokens + more.prefill_tokens,
-        small.context_tokens + more.context_tokens,
-        small.attention_pairs + more.attention_pairs,
-        small.sequences + more.sequences,
-    )
+    large = Batch(*(one + other for one, other in zip(astuple(small), astuple(more), strict=True)))
     assert all(a <= b for a, b in zip(TP8.terms(small), TP8.terms(large), strict=True))
     assert TP8.duration_s(large) <= TP8.duration_s(small) + TP8.duration_s(more)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,12 +102,8 @@ def test_room_that_is_used_up_is_an_error_and_not_a_wrong_answer() -> None:
     pool = Pool(10)
     pool.arrays.set(cells=np.zeros(3, state.CELL))
     pool.hold([(1, 1), (2, 2)], 2)
-    try:
+    with pytest.raises(MemoryError, match="no room"):  # a third cell does not exist
         pool.hold([(3, 1)], 1)
-    except MemoryError as error:
-        assert "no room" in str(error)
-    else:
-        raise AssertionError("a third cell does not exist")
 
 
 class BlockByBlock:

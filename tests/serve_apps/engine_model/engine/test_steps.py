@@ -10,7 +10,7 @@ from serve_apps.engine_model.cost.step_time import Batch, ranks_time
 from serve_apps.engine_model.engine import steps
 from serve_apps.engine_model.engine.engine import QueueFull, RequestState
 from serve_apps.engine_model.engine.kinds import empty_arrays
-from tests.support.virtual.engines import ranks_step_s, run_step, specs
+from tests.support.virtual.engines import drain, ranks_step_s, specs
 
 DP8 = specs(layout="dp8_attention_ep8")
 PARTS = DP8.model, DP8.hardware, DP8.layout
@@ -22,16 +22,6 @@ def group(**changes: object) -> Engine:
 
 def rank_of(served: Engine, state: RequestState) -> int:
     return int(served.arrays.requests["engine"][state.row])
-
-
-def in_steps(engine: Engine) -> float:
-    """Step until all is served; returns the end."""
-    now_s = 0.0
-    while (now_s := max(now_s, engine.ready_s())) < float("inf"):
-        if (step := run_step(engine, now_s)) is None:  # type: ignore[arg-type]
-            break
-        now_s = step.end_s
-    return now_s
 
 
 def test_all_ranks_end_a_step_together_which_lasts_as_long_as_the_slowest() -> None:
@@ -58,7 +48,7 @@ def test_a_burst_is_spread_evenly_and_every_token_is_emitted_once() -> None:
     served = group()
     states = [served.add(GenerateRequest(500, 7), 0.0) for _ in range(24)]
     assert sorted(rank_of(served, state) for state in states) == sorted(list(range(8)) * 3)
-    in_steps(served)
+    drain(served)
     assert all(state.finished for state in states) and served.running == served.waiting == 0
     assert served.total("generation_tokens") == 24 * 7
     assert served.total("prompt_tokens") == 24 * 500
@@ -71,7 +61,7 @@ def test_limits_and_the_cache_are_those_of_one_rank() -> None:
     served.begin_step(10.0)
     assert served.running == 8 and served.waiting == 8
     served.end_step()
-    in_steps(served)
+    drain(served)
     # The second request of each rank finds the prefix that the first has left there, less its last block.
     assert served.total("prefix_hits") == 8 * 144
     with pytest.raises(ValueError, match="the engine holds 1600"):
@@ -89,7 +79,7 @@ def test_what_is_aborted_or_refused_is_in_flight_nowhere() -> None:
     later = served.add(GenerateRequest(100, 50), 0.15)  # after the next publication of the counts
     assert rank_of(served, later) == rank
     served.abort(later)
-    in_steps(served)
+    drain(served)
     assert served.total("generation_tokens") == 7 * 50
 
 
