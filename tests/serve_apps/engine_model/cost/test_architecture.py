@@ -1,15 +1,19 @@
 """serve_apps/engine_model/cost/architecture.py: parameters and bytes, published and counted by hand."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from conf.specs.experiment import Experiment, Model, SimulatedEngine
+from loadgen.cli.engine_model import parts
 from serve_apps.engine_model.cost import architecture
 from serve_apps.engine_model.cost.step_time import roofline
 from tests.support.virtual.engines import QWEN, specs
 
+SIZES = yaml.safe_load((Path(__file__).parents[3] / "data" / "model_sizes.yaml").read_text())
 NO_INDEXER: dict[str, int] = {"index_heads": 0, "index_head_dim": 0, "index_topk": 0}
 LLAMA = "llama31_405b_fp8"
 DEEPSEEK, KIMI = "deepseek_v32_fp8", "kimi_k25_int4"
@@ -20,22 +24,11 @@ def model(name: str) -> Model:
 
 
 def kv_tokens(experiment: Experiment) -> int:
-    assert isinstance(experiment.engine, SimulatedEngine)
-    blocks = architecture.kv_blocks(
-        experiment.engine, experiment.model, experiment.hardware, experiment.layout
-    )
-    return blocks * experiment.engine.block_size
+    spec, *others = parts(experiment)
+    return architecture.kv_blocks(spec, *others) * spec.block_size
 
 
-@pytest.mark.parametrize(
-    ("name", "total", "active"),
-    [
-        (QWEN, 235_092_836_352, 21_567_635_456),
-        (LLAMA, 405_849_243_648, 403_747_897_344),
-        (DEEPSEEK, 671_025_397_760, 36_624_596_992),
-        (KIMI, 1_026_407_202_816, 31_686_066_176),
-    ],
-)
+@pytest.mark.parametrize(("name", "total", "active"), SIZES["parameters"])
 def test_parameters(name: str, total: int, active: int) -> None:
     counted = replace(model(name), **NO_INDEXER)
     assert architecture.total_parameters(counted) == total
@@ -66,12 +59,9 @@ def test_the_step_time_has_what_every_gpu_computes() -> None:
     assert result.decode_gemm_token_s == pytest.approx(flop / asked.hardware.fp8_flop_per_s / share)
 
 
-def test_weight_bytes() -> None:
-    assert architecture.weight_bytes(model(QWEN)) == 236_443_858_944
-    assert architecture.weight_bytes(replace(model(QWEN), weights="bf16")) == 470_185_672_704
-    assert architecture.weight_bytes(model("qwen3_vl_235b_bf16")) == 470_185_672_704
-    assert architecture.weight_bytes(replace(model(LLAMA), weights="bf16")) == 811_698_487_296
-    assert architecture.weight_bytes(model(KIMI)) == 594_203_246_592
+@pytest.mark.parametrize(("name", "changes", "expected"), SIZES["weight_bytes"])
+def test_weight_bytes(name: str, changes: dict[str, Any], expected: int) -> None:
+    assert architecture.weight_bytes(replace(model(name), **changes)) == expected
 
 
 def test_metas_attention_and_two_layers_in_bf16_are_a_byte_more_each() -> None:
@@ -92,22 +82,7 @@ def test_flops_of_a_prefill_and_of_its_decode() -> None:
     assert 140 * (linear + lm_head) + pair * (140 * 5600 + 140**2 / 2) == 8_483_994_337_280
 
 
-@pytest.mark.parametrize(
-    ("name", "kv_cache", "tensor_parallel", "expected"),
-    [
-        (QWEN, "bf16", 1, 192_512),
-        (QWEN, "fp8", 1, 96_256),
-        (QWEN, "fp8", 4, 24_064),
-        (QWEN, "fp8", 8, 24_064),
-        (LLAMA, "bf16", 1, 516_096),
-        (LLAMA, "fp8", 1, 258_048),
-        (LLAMA, "fp8", 8, 32_256),
-        (DEEPSEEK, "bf16", 1, 70_272 + 61 * 132),
-        (DEEPSEEK, "bf16", 8, 70_272 + 61 * 132),
-        (DEEPSEEK, "fp8", 8, 40_016 + 61 * 132),
-        (KIMI, "bf16", 4, 70_272),
-    ],
-)
+@pytest.mark.parametrize(("name", "kv_cache", "tensor_parallel", "expected"), SIZES["kv_bytes"])
 def test_kv_bytes_per_token_and_gpu(name: str, kv_cache: Any, tensor_parallel: int, expected: int) -> None:
     chosen = replace(model(name), kv_cache=kv_cache)
     assert architecture.kv_bytes_per_token(chosen, tensor_parallel) == expected
@@ -128,8 +103,7 @@ def test_weights_per_gpu_are_a_little_below_what_the_paper_loaded(
 
 def test_memory_of_a_gpu_is_weights_activations_and_whole_blocks_of_kv() -> None:
     asked = specs()
-    assert isinstance(asked.engine, SimulatedEngine)
-    other_bytes = architecture.weight_bytes(asked.model) / 8 + asked.engine.activation_bytes
+    other_bytes = architecture.weight_bytes(asked.model) / 8 + SimulatedEngine().activation_bytes
     left_bytes, token_bytes = 0.9 * 262_128 * 2**20 - other_bytes, 24_064
     assert left_bytes - 16 * token_bytes < kv_tokens(asked) * token_bytes <= left_bytes
 
