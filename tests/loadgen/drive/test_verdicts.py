@@ -177,17 +177,6 @@ SHORT = ["search=quick", "search.budget_s=100", "search.window_s=15", "search.fi
 SHORT_WORDS = ["workload=smoke", "workload.output_tokens.mean=20", "slo.tpot_p90_ms=null", *SHORT]
 
 
-def service(**row: Any) -> Changed:
-    """It takes a tenth of a second for each request; its rows have other figures."""
-    return Changed(OneAtATime(0.1), lambda rows: altered(rows, row))
-
-
-def short_search(guess_qps: float, *words: str, **row: Any) -> RunVerdict:
-    """A search of a minute and a half around a guess."""
-    drive, experiment, _ = driver([*SHORT_WORDS, *words], Start(guess_qps, guess_qps), target=service(**row))
-    return verdicts.sweep_verdict(experiment, drive, sweep(drive))
-
-
 @pytest.mark.parametrize(
     ("guess_qps", "words", "row", "code"),
     [
@@ -200,7 +189,10 @@ def short_search(guess_qps: float, *words: str, **row: Any) -> RunVerdict:
 def test_a_search_ends_with_its_code(
     guess_qps: float, words: list[str], row: dict[str, Any], code: int
 ) -> None:
-    verdict = short_search(guess_qps, *words, **row)
+    """The service takes a tenth of a second for each request; its rows have other figures."""
+    target = Changed(OneAtATime(0.1), lambda rows: altered(rows, row))
+    drive, experiment, _ = driver([*SHORT_WORDS, *words], Start(guess_qps, guess_qps), target=target)
+    verdict = verdicts.sweep_verdict(experiment, drive, sweep(drive))
     assert verdict.exit_code == code and verdict.passed is (code == summary.EXIT_OK)
     assert verdict.valid is (code != summary.EXIT_VOID)
 

@@ -92,53 +92,44 @@ BARE = [{"choices": [{"index": 0, "text": " a"}]}] * 2 + [
 ANSWER = sse(*BARE, counts())
 WHOLE = sized(ANSWER)
 ERROR = '{"error":{"message":"überlastet"}}'.encode()
+GOOD: dict[str, bytes] = {
+    "completions": head(extra="X-Replica-Id: r1\r\n")
+    + b"".join(event(message) for message in (*TEXTS, counts(cached=2)))
+    + END,
+    "chat": head() + b"".join(event(message) for message in (*WORDS, counts())) + END,
+    "reasoning": head()
+    + chunks(
+        sse(
+            chat(reasoning_content="x", content=None),
+            chat(content="y"),
+            chat("stop", content="z"),
+            counts(),
+        )
+    ),
+    "CRLF, comments and other fields": head()
+    + chunks(b": ping\r\n\r\nevent: token\r\n" + sse(*TEXTS, counts(), newline="\r\n")),
+    "JSON with spaces": head() + chunks(sse(*TEXTS, counts(), spaced=True)),
+    "no nulls, so that the last token ends as the others do": head() + chunks(ANSWER),
+    "empty deltas between": head() + chunks(sse(*WORDS[:2], chat(), chat(content=""), *WORDS[2:], counts())),
+    "usage in every event": head()
+    + chunks(sse(*[text | counts(output=i) | text for i, text in enumerate(TEXTS)], counts())),
+    "several events in a chunk, one over two, extension and trailer": head()
+    + chunks(ANSWER[:-20], ANSWER[-20:]).replace(b"14\r\n", b"14;a=b\r\n")[:-2]
+    + b"X-End: 1\r\n\r\n",
+    "content length": WHOLE,
+    "closed at the end": b"HTTP/1.0 200 OK\r\n\r\n" + ANSWER,
+    "early hints": b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + WHOLE,
+    "201": head("201 Created") + chunks(ANSWER),
+    "gzip": head(extra="Content-Encoding: gzip\r\n") + chunks(*zipped(31)),
+    "deflate": head(extra="content-encoding: Deflate\r\n") + chunks(*zipped(15)),
+    "gzip in one piece": head(extra="Content-Encoding: gzip\r\n") + chunks(b"".join(zipped(31))),
+    "garbage behind": WHOLE + b"\x00garbage",
+    "more than was announced": WHOLE + b"HTTP/1.1 500 Oh\r\n\r\n" + head(),
+}
+"""Answers of three events that are whole."""
 STREAMS: dict[str, tuple[bytes, str, str | None, int]] = {
-    "completions": (
-        head(extra="X-Replica-Id: r1\r\n")
-        + b"".join(event(message) for message in (*TEXTS, counts(cached=2)))
-        + END,
-        *("ok", None, 3),
-    ),
-    "chat": (head() + b"".join(event(message) for message in (*WORDS, counts())) + END, "ok", None, 3),
-    "reasoning": (
-        head()
-        + chunks(
-            sse(
-                chat(reasoning_content="x", content=None),
-                chat(content="y"),
-                chat("stop", content="z"),
-                counts(),
-            )
-        ),
-        *("ok", None, 3),
-    ),
-    "CRLF, comments and other fields": (
-        head() + chunks(b": ping\r\n\r\nevent: token\r\n" + sse(*TEXTS, counts(), newline="\r\n")),
-        *("ok", None, 3),
-    ),
-    "JSON with spaces": (head() + chunks(sse(*TEXTS, counts(), spaced=True)), "ok", None, 3),
-    "no nulls, so that the last token ends as the others do": (*(head() + chunks(ANSWER), "ok", None, 3),),
-    "empty deltas between": (
-        head() + chunks(sse(*WORDS[:2], chat(), chat(content=""), *WORDS[2:], counts())),
-        *("ok", None, 3),
-    ),
-    "usage in every event": (
-        head() + chunks(sse(*[text | counts(output=i) | text for i, text in enumerate(TEXTS)], counts())),
-        *("ok", None, 3),
-    ),
-    "several events in a chunk, one over two, extension and trailer": (
-        head()
-        + chunks(ANSWER[:-20], ANSWER[-20:]).replace(b"14\r\n", b"14;a=b\r\n")[:-2]
-        + b"X-End: 1\r\n\r\n",
-        *("ok", None, 3),
-    ),
-    "content length": (WHOLE, "ok", None, 3),
-    "closed at the end": (b"HTTP/1.0 200 OK\r\n\r\n" + ANSWER, "ok", None, 3),
+    **{name: (stream, "ok", None, 3) for name, stream in GOOD.items()},
     "closed before the end": (b"HTTP/1.0 200 OK\r\n\r\n" + sse(*TEXTS)[:-20], "truncated", "no_done", 2),
-    "early hints": (
-        b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + WHOLE,
-        *("ok", None, 3),
-    ),
     "not streamed": (sized(json.dumps(counts()).encode()), "truncated", "not_a_stream", 0),
     "a page with empty lines": (
         sized(b"<html>\r\n\r\n<body>Log in\r\n\r\n</body>\r\n</html>"),
@@ -175,13 +166,6 @@ STREAMS: dict[str, tuple[bytes, str, str | None, int]] = {
     "half a chunk": (head() + token() + token()[:-9], "truncated", "connection_lost", 1),
     "503": (sized(ERROR, "503 Service Unavailable"), "http_error", "503", 0),
     "500 until closed": (b"HTTP/1.1 500 Oh\r\nConnection: close\r\n\r\n" + ERROR, "http_error", "500", 0),
-    "201": (head("201 Created") + chunks(ANSWER), "ok", None, 3),
-    "gzip": (head(extra="Content-Encoding: gzip\r\n") + chunks(*zipped(31)), "ok", None, 3),
-    "deflate": (head(extra="content-encoding: Deflate\r\n") + chunks(*zipped(15)), "ok", None, 3),
-    "gzip in one piece": (
-        head(extra="Content-Encoding: gzip\r\n") + chunks(b"".join(zipped(31))),
-        *("ok", None, 3),
-    ),
     "gzip, cut off": (
         head(extra="Content-Encoding: gzip\r\n") + chunks(*zipped(31)[:-1]),
         *("truncated", "no_done", 3),
@@ -196,8 +180,6 @@ STREAMS: dict[str, tuple[bytes, str, str | None, int]] = {
     "nothing": (b"", "conn_error", "connection_lost", 0),
     "not HTTP": (b"SSH-2.0-OpenSSH_9.6\r\n", "conn_error", "bad_http", 0),
     "bad chunk length": (head() + token() + b"zz\r\n", "conn_error", "bad_http", 1),
-    "garbage behind": (WHOLE + b"\x00garbage", "ok", None, 3),
-    "more than was announced": (WHOLE + b"HTTP/1.1 500 Oh\r\n\r\n" + head(), "ok", None, 3),
 }
 
 

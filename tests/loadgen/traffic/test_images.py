@@ -212,10 +212,7 @@ def test_an_image_seen_lately_is_not_encoded_again() -> None:
 
 def test_the_engine_takes_its_time_for_new_images() -> None:
     experiment = seeing()
-    engines = [
-        Engine(EngineKind.of(experiment.engine, experiment.model, experiment.hardware, experiment.layout))
-        for _ in range(2)
-    ]  # type: ignore[arg-type]
+    engines = [Engine(EngineKind.of(*engine_model.parts(experiment))) for _ in range(2)]
     for engine, new in zip(engines, (0, 1024), strict=True):
         engine.add(GenerateRequest(1124, 5, new_image_tokens=new), 0.0)
     without, with_images = (engine.ready_s() for engine in engines)

@@ -14,7 +14,6 @@ from analysis.results import predictions
 from analysis.results.json_border import to_tree
 from analysis.results.predictions import GridCell
 from conf import Experiment, load
-from conf.specs.experiment import SimulatedEngine
 from loadgen.cli import engine_model
 from loadgen.cli.words import experiment_of
 from loadgen.predict import grid
@@ -245,9 +244,8 @@ def test_an_unlimited_cache_finds_what_the_trace_reuses(
     schedule, experiment = replayed(traffic), load(["engine.num_gpu_blocks=100000"])
     if schedule.begins is None or schedule.reusable_tokens is None:
         return
-    assert isinstance(experiment.engine, SimulatedEngine)
-    parts = experiment.engine, experiment.model, experiment.hardware, experiment.layout
-    size, own = experiment.engine.block_size, schedule.seq[0]
+    parts = engine_model.parts(experiment)
+    size, own = parts[0].block_size, schedule.seq[0]
     runs = [[(owner - own, end) for owner, end in row] for row in schedule.begins]
     shared = trace_pieces(runs, np.zeros(len(runs), np.int64))
     lengths = [schedule.input_tokens, schedule.output_tokens, np.zeros_like(schedule.seq)]

@@ -4,13 +4,13 @@ import csv
 import math
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
 
 from conf import Experiment, load
 from conf.specs.bounds import GAPS, metric_of
+from loadgen.cli.engine_model import parts
 from serve_apps.engine_model.engine.kinds import EngineKind
 from tests.support.virtual.engines import GapService
 from tests.support.virtual.fluid import Fluid
@@ -61,8 +61,7 @@ def guess_qps(scenario: str) -> float:
 
 def service(experiment: Experiment, seed: int, factor: float = 1.0) -> Service:
     """One fresh node of our engine, whose gaps are told as of one that is `factor` times as fast."""
-    spec: Any = experiment.engine
-    machine = EngineKind.of(spec, experiment.model, experiment.hardware, experiment.layout)
+    machine = EngineKind.of(*parts(experiment))
     if any(metric_of(limit) in GAPS for limit in experiment.slo.limits):
         most_s = (experiment.slo.strictest_ms("itl_pooled") or math.inf) / 1e3
         return GapService(machine, seed, experiment.slo.itl_within, most_s, factor)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 
 from conf import Experiment
-from conf.specs.experiment import SimulatedEngine
+from loadgen.cli.engine_model import parts
 from serve_apps.engine_model import Engine, EngineKind
 from serve_apps.routing.asgi import ReplicaApp
 from serve_apps.simulated.openai_answers import ServedModel
@@ -18,10 +18,8 @@ from serve_apps.simulated.server import SimulatedApp
 @asynccontextmanager
 async def application(experiment: Experiment) -> AsyncIterator[ReplicaApp]:
     """The application of one replica, whose engine runs meanwhile."""
-    spec, model = experiment.engine, experiment.model
-    assert isinstance(spec, SimulatedEngine)
-    plain = Engine(EngineKind.of(spec, model, experiment.hardware, experiment.layout))
-    engine = RealtimeEngine(plain, time_scale=spec.time_scale)
+    spec, model, *_ = parts(experiment)
+    engine = RealtimeEngine(Engine(EngineKind.of(*parts(experiment))), time_scale=spec.time_scale)
     served = ServedModel(model.served_name, spec.max_model_len, model.vocab, block_size=spec.block_size)
     engine.start()
     try:

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from analysis.results.json_border import to_tree
 from analysis.rows import records
 from conf import Experiment, load
+from loadgen.cli.engine_model import parts
 from loadgen.drive.driver import Driver
 from loadgen.drive.load_feed import LoadPlan
 from loadgen.drive.programs import offer_rate, sweep
@@ -29,9 +30,7 @@ def plan(experiment: Experiment, start: Start, **more: Any) -> LoadPlan:
 
 def engines(experiment: Experiment, seed: int = 0) -> VirtualService:
     """The simulated engines of an experiment behind their balancer, on a virtual clock."""
-    spec: Any = experiment.engine
-    parts = experiment.model, experiment.hardware, experiment.layout
-    return VirtualService(EngineKind.of(spec, *parts), experiment.replicas, seed=seed)
+    return VirtualService(EngineKind.of(*parts(experiment)), experiment.replicas, seed=seed)
 
 
 def virtual(experiment: Experiment, seed: int = 0) -> VirtualTarget:
