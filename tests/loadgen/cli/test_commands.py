@@ -49,11 +49,7 @@ def test_several_urls_ipv6_and_the_users_own_words_stand() -> None:
 
 def test_a_model_is_a_file_of_ours_or_the_name_in_the_requests() -> None:
     other = load(spelled([URL, "model=my-org/My-Model"])).model
-    assert (other.name, other.served_name, other.vocab) == (
-        "my-org/My-Model",
-        "my-org/My-Model",
-        COMMON_VOCAB,
-    )
+    assert (other.name, other.vocab) == (other.served_name, COMMON_VOCAB) == ("my-org/My-Model", COMMON_VOCAB)
     ours = load(spelled([URL, "model=llama31_405b_fp8"])).model
     assert ours.name == "Llama-3.1-405B-Instruct-FP8" and ours.vocab == 128256
     assert spelled(["model=nothing_of_ours"]) == ["model=nothing_of_ours"]  # without a URL as before

@@ -213,10 +213,8 @@ def test_a_resumed_run_keeps_void_what_a_loss_spoilt(tmp_path: Path) -> None:
     assert kept.windows and [bool(window.evidence.loss) for window in kept.windows].count(True) == 1
     again = driver(Breaking(EXPERIMENT, 1e9))
     again.restore(dataclasses.replace(kept, rows=rows))
-    assert [o.void for o in again.windows.outcomes] == [o.void for o in drive.windows.outcomes][
-        : len(again.windows.outcomes)
-    ]
-    assert True in [outcome.void for outcome in again.windows.outcomes]
+    before, after = ([outcome.void for outcome in one.windows.outcomes] for one in (drive, again))
+    assert after == before[: len(after)] and True in after
 
 
 @pytest.mark.parametrize(("groups", "now_s", "reason"), HEARD["dead"])

@@ -119,9 +119,8 @@ def test_a_window_has_the_seconds_that_lie_in_it() -> None:
     beats = [beat(0, 5, cpu_share=1.0, stall_ms=900.0), beat(1, 33, stall_ms=900.0), *calm]
     beats[2] |= {"stall_ms": 40.0, "cpu_share": 0.6}
     health = health_of(beats, WINDOW)
-    assert health.health["client-00"] == pytest.approx(
-        {"cpu_share": 0.22, "run_share": 0.9, "stall_ms": 40.0}
-    )
+    first = {"cpu_share": 0.22, "run_share": 0.9, "stall_ms": 40.0}
+    assert health.health["client-00"] == pytest.approx(first)
     assert health.health["client-01"]["stall_ms"] == 1.0
     assert health.in_flight_mean == pytest.approx(10.0)
 

@@ -77,13 +77,9 @@ def test_transfers_are_drawn_alike_for_all_split_layouts_and_not_for_others() ->
 
 
 def test_a_layout_whose_engines_are_alike_shares_their_pace() -> None:
-    names = ["dp2_tp4_ep4", "1p1d_tp4_ep4", "2p1d", "dp1_tp8"]
-    assert [layout_name(load([f"layout={name}"]).layout) for name in names] == [
-        "TP4/EP4",
-        "TP4/EP4",
-        "TP2/EP2 + TP4/EP4",
-        "TP8",
-    ]
+    words = ["layout=dp2_tp4_ep4", "layout=1p1d_tp4_ep4", "layout=2p1d", "layout=dp1_tp8"]
+    names = [layout_name(load([word]).layout) for word in words]
+    assert names == ["TP4/EP4", "TP4/EP4", "TP2/EP2 + TP4/EP4", "TP8"]
 
 
 def test_an_answer_says_what_it_takes_for_the_transfer_with_its_intervals() -> None:
@@ -94,9 +90,8 @@ def test_an_answer_says_what_it_takes_for_the_transfer_with_its_intervals() -> N
     assert "prefill engines" in text
     result = split.forecast
     assert result is not None and result.prefill_busy is not None and result.busy is not None
-    assert 0 < result.prefill_busy < 1 and sum(each or 0.0 for each in result.step_terms.values()) == (
-        pytest.approx(1.0)
-    )
+    assert 0 < result.prefill_busy < 1
+    assert sum(each or 0.0 for each in result.step_terms.values()) == pytest.approx(1.0)
     exact = load(["layout=1p1d_tp4_ep4", f"{RATE}.value=1e10", "layout.transfer_mode=write"])
     assert "10 (exact) GB/s per GPU" in constants_basis(exact).transfer
     assert constants_basis(load(["layout=dp1_tp8_ep8"])).transfer == ""
@@ -156,10 +151,7 @@ def test_an_answer_says_what_is_measured_fitted_and_assumed() -> None:
     assert measured == "measured: nothing of this machine"
     assert fitted.startswith("fitted: 2 constants jointly, to rows of a test; 1 constant to others' figures")
     assert assumed == "assumed: 1 constant (predict --sensitivity says which matter)"
-    assert {kind: tree["constants"][kind] for kind in ("fitted", "assumed")} == {
-        "fitted": [STEP, LAYER],
-        "assumed": [LAYOUT],
-    }
+    assert tree["constants"]["fitted"] == [STEP, LAYER] and tree["constants"]["assumed"] == [LAYOUT]
     assert f"  {measured}\n  {fitted}\n  {assumed}\n" in text_of(tree)
     tree = predict(asked, MODEL, draws=2, sensitivity=True)
     assert "1 constant; most of the variance: layout_scale " in grounds(tree)[2]

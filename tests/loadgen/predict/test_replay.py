@@ -87,9 +87,8 @@ def test_figures_and_intervals_are_those_of_the_requests_and_the_constants() -> 
     last_s = float(replay.planned(experiment).due_ns.max() / NS) + 1.0 + 0.139
     assert result["makespan_s"]["value"] == pytest.approx(last_s)
     assert result["total_tokens_per_s"]["value"] == pytest.approx(100 * 5740 / last_s)
-    assert (
-        result["requests_per_s"]["low"] < result["requests_per_s"]["value"] < result["requests_per_s"]["high"]
-    )
+    rate = result["requests_per_s"]
+    assert rate["low"] < rate["value"] < rate["high"]
     passed = {limit: one["passed"] for limit, one in tree["probe"]["limits"].items()}
     assert (tree["exit_code"], passed) == (0, {"ttft": True, "tpot": True})
     # Both bounds are kept up to a layer_us of 105: one half of the draws, and the tenth above the median.
@@ -102,9 +101,8 @@ def test_every_bound_that_a_replay_sees_is_judged() -> None:
     assert verdict.probe is not None
     result = verdict.probe.limits
     assert list(result) == ["ttft", "tpot", "itl_p99", "e2e_p50", "joint_p50"]
-    assert (
-        result["itl_p99"].ms and result["itl_p99"].ms.value == pytest.approx(2.0) and result["itl_p99"].passed
-    )
+    gaps = result["itl_p99"]
+    assert gaps.ms and gaps.ms.value == pytest.approx(2.0) and gaps.passed
     # TTFT is 10 ms x the request's number, the rest of an answer 139 ms: 60 requests keep every bound.
     assert result["e2e_p50"].ms and result["e2e_p50"].ms.value == pytest.approx(10 * 50.5 + 139, rel=0.02)
     assert result["joint_p50"].share == pytest.approx(0.6) and result["joint_p50"].passed
@@ -160,17 +158,11 @@ def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     tree = to_tree(grid.predicted(result, lambda one: replay.predict(one, simple, draws=4), map))
     heads, slow, fast, *grounds = grid_screen(tree).splitlines()
     assert [line.split(":")[0] for line in grounds] == ["measured", "fitted", "assumed"]
-    assert (
-        "TTFT p90 ms" in heads
-        and slow.split()[:2] == ["4", "105"]
-        and " 181 [" in slow
-        and fast.split()[0] == "8"
-    )
+    assert "TTFT p90 ms" in heads and " 181 [" in slow
+    assert slow.split()[:2] == ["4", "105"] and fast.split()[0] == "8"
     # The same constants err in both: at twice the rate the throughput is known better than in either.
-    one, ratio = (
-        tree["cells"][1]["answer"]["replay"]["figures"]["output_tokens_per_s"],
-        tree["cells"][1]["ratio"],
-    )
+    second = tree["cells"][1]
+    one, ratio = second["answer"]["replay"]["figures"]["output_tokens_per_s"], second["ratio"]
     assert from_tree(Estimate, tree["cells"][0]["ratio"], "the cell") == Estimate(1.0, 1.0, 1.0)
     assert 1 < ratio["high"] / ratio["low"] < one["high"] / one["low"]
     assert fast.endswith(span(Estimate(**ratio)))

@@ -35,14 +35,8 @@ def data(turns: int, message: str = "and then") -> dict[str, Any]:
 
 def test_parts_are_filled_in_order_and_history_once_for_each_message() -> None:
     pieces = CHAT.render(data(1))
-    assert [piece.part.name for piece in pieces] == [
-        "system",
-        "character",
-        "persona",
-        "history",
-        "history",
-        "message",
-    ]
+    names = ["system", "character", "persona", "history", "history", "message"]
+    assert [piece.part.name for piece in pieces] == names
     assert "".join(piece.left for piece in pieces) == (
         "Be kind.\nPoe: a raven of few words\nAnn: likes poems\n"
         "Ann: line 0 of it\nPoe: line 1 of it\nAnn: and then\n"
@@ -91,13 +85,8 @@ def test_the_oldest_of_the_first_priority_goes_first() -> None:
     ]
     pieces = PromptTemplate(parts).render({"said": ["a a", "b b", "c c"]})
     cut = fitted(pieces, 6, 1)
-    assert [(piece.left.split(), piece.left_out) for piece in cut] == [
-        (["r", "r", "r"], 0),
-        (["n", "n", "n"], 0),
-        ([], 2),
-        ([], 2),
-        ([], 2),
-    ]
+    assert [piece.left.split() for piece in cut] == [["r", "r", "r"], ["n", "n", "n"], [], [], []]
+    assert [piece.left_out for piece in cut] == [0, 0, 2, 2, 2]
     assert [piece.left_out for piece in fitted(pieces, 5, 1)] == [0, 1, 2, 2, 2]
     with pytest.raises(ConfigError, match="3 tokens must stay but the limit is 2"):
         fitted(pieces, 2, 1)

@@ -198,9 +198,8 @@ def test_a_prediction_replaces_the_ramp_only_where_asked_and_known():
     _, first = played(known, spec=quick)
     assert first.kind == "window" and first.rate_qps == pytest.approx(6 * math.exp(-0.05))
     assert (first.transition_s, first.settle_before) == (30.0, False)
-    assert played(replace(known, first_below=0.15), spec=quick)[1].rate_qps == pytest.approx(
-        6 * math.exp(-0.15)
-    )
+    _, lower = played(replace(known, first_below=0.15), spec=quick)
+    assert lower.rate_qps == pytest.approx(6 * math.exp(-0.15))
     assert policy.prior(quick, known, []).centre == math.log(6)
     assert played(known)[1].kind == played(GUESS, spec=quick)[1].kind == "ramp"
 

@@ -263,9 +263,7 @@ def test_questions_and_load_together_are_the_tokens_of_the_rate(
 
 def test_an_idle_service_has_a_few_questions_in_flight_and_no_other_load() -> None:
     experiment = load(["quality.load=idle"])
-    assert gate_questions.gate_pace(experiment) == gate_questions.Pace(
-        0.0, None, gate_questions.IDLE_IN_FLIGHT
-    )
+    assert gate_questions.gate_pace(experiment) == Pace(0.0, None, gate_questions.IDLE_IN_FLIGHT)
 
 
 def test_the_longest_time_is_that_of_three_answers_to_every_prompt() -> None:

@@ -162,9 +162,8 @@ def test_a_vetoed_part_ends_the_study_for_good(tmp_path: Path) -> None:
     assert tree["exit_code"] == 4 and not summary.resumable(from_tree(StudyVerdict, tree, "a test"))
     path = tmp_path / "one"
     assert study.result(path) is not None and study.result(path / "deployment-2") is not None
-    assert "vetoes the answer" in concluded(path) and "to go on" not in concluded(path) + concluded(
-        path / "deployment-2"
-    )
+    assert "vetoes the answer" in concluded(path)
+    assert "to go on" not in concluded(path) + concluded(path / "deployment-2")
     assert measuring.left(path) == f"# {path} has ended: nothing to resume"
 
 
@@ -294,11 +293,8 @@ def test_a_probe_that_missed_a_bound_is_recorded_like_any_other(tmp_path: Path) 
 def test_a_part_that_was_void_is_measured_anew_and_nothing_else(tmp_path: Path) -> None:
     site = ProbeSite({"r2-c4": summary.EXIT_VOID})
     tree = begun(tmp_path, site)
-    assert (tree["exit_code"], tree["reason"], len(site.asked)) == (
-        summary.EXIT_VOID,
-        "r2-c4: client_limited: more actors",
-        5,
-    )
+    assert tree["reason"] == "r2-c4: client_limited: more actors"
+    assert (tree["exit_code"], len(site.asked)) == (summary.EXIT_VOID, 5)
     path = tmp_path / "one"
     assert len(studies.parts(path)) == 4
     site.ends.clear()

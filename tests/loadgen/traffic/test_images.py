@@ -216,9 +216,8 @@ def test_the_engine_takes_its_time_for_new_images() -> None:
     for engine, new in zip(engines, (0, 1024), strict=True):
         engine.add(GenerateRequest(1124, 5, new_image_tokens=new), 0.0)
     without, with_images = (engine.ready_s() for engine in engines)
-    assert with_images - without == pytest.approx(
-        1024 * experiment.model.step_time.image_token_us.value * 1e-6
-    )
+    token_us = experiment.model.step_time.image_token_us.value
+    assert with_images - without == pytest.approx(1024 * token_us * 1e-6)
 
 
 def test_a_prediction_takes_the_images_time_and_tells_their_tokens_apart() -> None:

@@ -189,9 +189,8 @@ SPREAD = rows_of(
 
 
 def test_known_answers_of_a_window() -> None:
-    assert (
-        routing_spread.replicas_per_session(SPREAD) == 1.5
-    )  # of sessions 0 and 1; 2 and 3 have one answer or none
+    # Of sessions 0 and 1; 2 and 3 have one answer or none.
+    assert routing_spread.replicas_per_session(SPREAD) == 1.5
     assert routing_spread.max_over_mean_share(SPREAD) == 3 / (6 / 3)
     assert routing_spread.max_over_mean_share(SPREAD, replicas=4) == 3 / (6 / 4)
     assert routing_spread.by_replica(SPREAD) == [
@@ -219,6 +218,5 @@ def test_with_sessions_the_hits_are_reported_and_not_judged() -> None:
         for rows in (rows_of((-1, "a", 1)), rows_of((4, "a", 1)))
     )
     assert judged is not None and judged > 0.01 and reported is None
-    assert routing_spread.with_sessions(rows_of((4, "a", 1))) and not routing_spread.with_sessions(
-        rows_of((-1, "a", 1))
-    )
+    assert routing_spread.with_sessions(rows_of((4, "a", 1)))
+    assert not routing_spread.with_sessions(rows_of((-1, "a", 1)))
