@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from analysis import load_run
 from analysis.capacity.rules import Verdict
@@ -30,6 +31,7 @@ from loadgen.search.window_plan import Stop, WindowPlan
 from tests.support.runs.golden import GOLDEN
 
 URL = "http://10.0.0.7:8000/team/v1"
+COMMANDS = yaml.safe_load((Path(__file__).parents[2] / "data" / "commands.yaml").read_text())
 
 
 def test_a_url_alone_is_an_external_endpoint_of_which_nothing_is_assumed() -> None:
@@ -55,20 +57,7 @@ def test_a_model_is_a_file_of_ours_or_the_name_in_the_requests() -> None:
     assert spelled(["model=nothing_of_ours"]) == ["model=nothing_of_ours"]  # without a URL as before
 
 
-@pytest.mark.parametrize(
-    ("word", "full"),
-    [
-        ("isl=512", "workload.input_tokens.mean=512"),
-        ("osl=64", "workload.output_tokens.mean=64"),
-        ("duration=20s", "duration_s=20"),
-        ("duration=90", "duration_s=90"),
-        ("search.budget_s=15m", "search.budget_s=900"),
-        ("budget=.5h", "search.budget_s=1800"),
-        ("search.window_s=2500ms", "search.window_s=2.5"),
-        ("run=20s", "run=20s"),
-        ("slo.ttft_p90_ms=1500", "slo.ttft_p90_ms=1500"),
-    ],
-)
+@pytest.mark.parametrize(("word", "full"), COMMANDS["spelled"].items())
 def test_short_words_stand_for_full_keys_and_times_for_seconds(word: str, full: str) -> None:
     assert spelled([word]) == [full]
 
@@ -88,19 +77,9 @@ def test_json_has_what_differs_and_the_times(capsys: pytest.CaptureFixture[str])
     assert plan["load_s"] < plan["longest_s"] == 2 * plan["longest_real_s"]
 
 
-@pytest.mark.parametrize(
-    ("words", "note"),
-    [
-        (["compare", "b.layout=dp2_tp4_ep4"], "A is below; B differs in layout.name"),
-        (["recommend", "demand.peak_qps=20", "recommend.layouts=[dp1_tp8_ep8]"], "the first one is below"),
-        (["quality", "b.engine.defect=.02"], "A is below; B differs in engine.defect"),
-        (["sweep", "matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4]"], "the first one is below"),
-    ],
-)
-def test_every_verb_has_its_plan_as_json(
-    words: list[str], note: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert any(line.startswith(note) for line in printed(capsys, *words)["notes"])
+@pytest.mark.parametrize(("words", "note"), COMMANDS["noted"].items())
+def test_every_verb_has_its_plan_as_json(words: str, note: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert any(line.startswith(note) for line in printed(capsys, *words.split())["notes"])
 
 
 def test_a_closed_loop_and_a_virtual_clock_have_no_time() -> None:
@@ -140,32 +119,22 @@ def test_the_example_prompt_of_a_chat_has_its_means_and_what_is_cut() -> None:
 SIMULATED = ["engine=simulated", "cluster=laptop_4n", "layout.quick_reduce=none"]
 
 
-@pytest.mark.parametrize(
-    ("words", "replicas", "prefill_replicas", "gpus"),
-    [
-        (["layout=dp1_tp8_ep8"], 4, 0, [8.0]),
-        (["layout=dp2_tp4_ep4"], 8, 0, [4.0]),
-        (["layout=dp2_tp4_ep4", "cluster.nodes=3"], 6, 0, [4.0]),
-        (["layout=dp8_attention_ep8"], 4, 0, [8.0]),
-        (["layout=2p1d"], 4, 8, [4.0, 2.0]),
-    ],
-)
+@pytest.mark.parametrize(("words", "placed"), COMMANDS["placed"].items())
 def test_each_replica_takes_the_gpus_of_its_layout_on_one_node(
-    words: list[str], replicas: int, prefill_replicas: int, gpus: list[float]
+    words: str, placed: tuple[int, int, list[float]]
 ) -> None:
-    plan = service_plan(load([*SIMULATED, *words]))
+    replicas, prefill_replicas, gpus = placed
+    plan = service_plan(load([*SIMULATED, *words.split()]))
     assert (plan.replicas, plan.prefill_replicas) == (replicas, prefill_replicas)
     decode = plan.build()._bound_deployment
-    prefill = [
-        init_arg._bound_deployment for init_arg in decode.init_args if hasattr(init_arg, "_bound_deployment")
-    ]
-    assert [deployment.num_replicas for deployment in (decode, *prefill)] == [
-        count for count in (replicas, prefill_replicas) if count
-    ]
+    bound = [init_arg for init_arg in decode.init_args if hasattr(init_arg, "_bound_deployment")]
+    prefill = [init_arg._bound_deployment for init_arg in bound]
+    counts = [deployment.num_replicas for deployment in (decode, *prefill)]
+    assert counts == [replicas, prefill_replicas][: len(gpus)]
     for deployment, share in zip((decode, *prefill), gpus, strict=True):
-        placed = deployment._replica_config
-        assert placed.placement_group_bundles == [{"GPU": share, "CPU": 0.1}]
-        assert placed.placement_group_strategy == "STRICT_PACK"
+        config = deployment._replica_config
+        assert config.placement_group_bundles == [{"GPU": share, "CPU": 0.1}]
+        assert config.placement_group_strategy == "STRICT_PACK"
 
 
 def test_ranks_of_one_vllm_engine_are_replicas_of_serve() -> None:
@@ -214,21 +183,9 @@ def unused(*_: Any) -> Any:
 SITE = Site(unused, unused)
 
 
-@pytest.mark.parametrize(
-    ("words", "is_free"),
-    [
-        ([], True),
-        (["search=standard"], True),
-        (["engine.time_scale=1"], False),
-        (["engine.time_scale=5"], False),
-        (["search.repeats=2"], False),
-        (["target.urls=[http://127.0.0.1:9]", "engine=external"], False),
-    ],
-)
-def test_the_clock_is_free_where_one_search_runs_on_a_simulated_engine(
-    words: list[str], is_free: bool
-) -> None:
-    assert machine.is_free(load(words), words) == is_free
+@pytest.mark.parametrize(("words", "is_free"), COMMANDS["free"].items())
+def test_the_clock_is_free_where_one_search_runs_on_a_simulated_engine(words: str, is_free: bool) -> None:
+    assert machine.is_free(load(words.split()), words.split()) == is_free
 
 
 @pytest.mark.parametrize(("cores", "nodes", "scale"), [(4, 1, 3.0), (2, 1, 2.5), (2, 4, 1.0), (16, 4, 3.0)])
