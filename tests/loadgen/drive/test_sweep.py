@@ -120,7 +120,6 @@ def test_a_search_under_a_bound_on_the_queue_finds_what_the_engine_model_says() 
     tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive)))
     result = tree["capacity"]["qps_per_node"]
     predicted = engine_model.predict(experiment, draws=0)
-    assert predicted.capacity is not None
     says = predicted.capacity.qps_per_node
     assert result["low"] < (says.high or 0) and (says.low or 0) < result["high"]
     assert tree["capacity"]["binding"] == "queue_p90"

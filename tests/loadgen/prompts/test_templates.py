@@ -94,9 +94,7 @@ def test_the_oldest_of_the_first_priority_goes_first() -> None:
 
 def test_a_template_is_cut_where_planned_traffic_is() -> None:
     """The same lengths, once rendered and once planned: one rule."""
-    schedule = drawn(load(["workload=character"]).workload, 20.0, 10)
-    assert schedule.history_cut is not None and schedule.character_tokens is not None
-    assert schedule.persona_tokens is not None
+    schedule: Any = drawn(load(["workload=character"]).workload, 20.0, 10)
     template = PromptTemplate(
         [PromptPart("fixed", "{{ fixed }}"), PromptPart("history", "{{ said }}", truncation_priority=1)]
     )

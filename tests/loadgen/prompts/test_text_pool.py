@@ -229,13 +229,11 @@ def test_without_the_package_the_remedy_is_told(
 
 
 def test_a_template_that_wants_what_no_level_has_is_refused(folder: Path) -> None:
-    parts = load(["workload=character"]).workload.conversations
-    assert parts is not None
+    parts: Any = load(["workload=character"]).workload.conversations
     for place, content in ((1, "{{ character.age }}"), (3, "{{ item.mood }}")):
         template = list(parts.template)
         template[place] = replace(template[place], content=content)
         experiment = asked(folder, "workload=character").workload
-        assert experiment.conversations is not None
         experiment = replace(experiment, conversations=replace(experiment.conversations, template=template))
         with pytest.raises(ConfigError, match=f"template: part {template[place].name}: .*no attribute"):
             text_pool.refuse(experiment, VOCAB)

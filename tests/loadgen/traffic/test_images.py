@@ -142,7 +142,6 @@ def test_prompts_with_the_same_text_and_other_images_share_blocks_up_to_the_firs
 def test_a_schedule_draws_so_many_images_and_every_row_tells_them() -> None:
     experiment = seeing("workload.images.least=0", "workload.images.most=3")
     schedule = drawn(experiment.workload, 20.0, 60)
-    assert schedule.image_tokens is not None
     counts = schedule.image_tokens // experiment.workload.images.tokens
     assert set(counts.tolist()) == {0, 1, 2, 3}
     assert np.array_equal(schedule.input_tokens, 100 + schedule.image_tokens)

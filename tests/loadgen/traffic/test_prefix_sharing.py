@@ -61,7 +61,6 @@ def test_two_prompts_have_the_blocks_in_common_that_their_bodies_have(words: lis
     experiment = asked(*words)
     schedule = drawn(experiment.workload, 1.0, 40 if "character" in words[0] else 20)
     shared, prompts = shared_prefixes(schedule, experiment.workload), bodies(experiment, schedule)
-    assert shared is not None
     names, ends, _ = session_pieces(*shared)
     blocks = np.diff(ends // 16, axis=0, prepend=0)
     chains = [
@@ -263,7 +262,6 @@ def test_parts_of_a_fleet_share_nothing() -> None:
 def test_a_trace_that_begins_again_is_of_other_chats(tmp_path: Path) -> None:
     traffic = recorded(tmp_path, [([1, 2], 0), ([1, 3], 0), ([1, 2], 0)], gap_ms=1000)
     schedule = traffic.draw(1.0, {"window": (0, 30 * 10**9)}, window_index=0, first_seq=0, seed=1)
-    assert schedule.line is not None and schedule.begins is not None
     for i, (line, runs) in enumerate(zip(schedule.line.tolist(), schedule.begins, strict=True)):
         assert all(owner >= i - line for owner, _ in runs)
 
