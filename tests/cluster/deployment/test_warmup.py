@@ -13,14 +13,7 @@ import pytest
 
 from cluster.deployment import service_reports, warmup
 from cluster.deployment.service_reports import reported_facts, reports, verdict, warm_prefill
-from cluster.deployment.warmup import (
-    DeployError,
-    ReplicaWarmer,
-    ReplicaWarmup,
-    WarmupRequests,
-    stable,
-    warmup_line,
-)
+from cluster.deployment.warmup import DeployError, ReplicaWarmer, ReplicaWarmup, WarmupRequests
 from conf.io.http_get import HttpAnswer
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.threaded_server import Reply, serving
@@ -88,7 +81,7 @@ def warmer(
     ],
 )
 def test_stable_are_five_times_near_each_other(ttfts_s: list[float], expected: bool) -> None:
-    assert stable(ttfts_s) is expected
+    assert warmup.stable(ttfts_s) is expected
 
 
 def test_a_replica_is_asked_until_its_first_compilation_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +94,7 @@ def test_a_replica_that_never_gets_stable_is_said_and_no_error(monkeypatch: pyte
     answered_by(monkeypatch, lambda n: ("r0", 0.15 * (n % 2)))
     warmth = warmer().replicas({"r0": "http://r0"})["r0"]
     assert (warmth.warm_requests, warmth.stable) == (20, False)
-    assert warmup_line({"r0": warmth}).endswith("after 20 requests, 1 not stable yet")
+    assert warmup.warmup_line({"r0": warmth}).endswith("after 20 requests, 1 not stable yet")
 
 
 def test_a_replica_that_is_lost_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

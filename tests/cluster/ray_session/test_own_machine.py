@@ -20,23 +20,7 @@ from cluster import __main__ as command
 from cluster.__main__ import EXIT_CLUSTER
 from cluster.ray_session import host_watch, own_machine
 from cluster.ray_session.host_watch import HostLog, HostWatch, WatchedHost
-from cluster.ray_session.own_machine import (
-    FILES_OF_A_STREAM,
-    LEAST_FILES,
-    LOOPBACK,
-    MOST_STREAMS,
-    PORT_NAMES,
-    SPARE_FILES,
-    HeldPorts,
-    PlacementError,
-    SessionError,
-    front_streams,
-    kill_processes_of,
-    own_environment,
-    require_nodes,
-    serve_environment,
-    shortage,
-)
+from cluster.ray_session.own_machine import LEAST_FILES, MOST_STREAMS, HeldPorts, SessionError, require_nodes
 from conf.host_outage import HostOutage
 from conf.specs.experiment import Cluster, Routing
 from tests.support.machine.patience import until
@@ -45,7 +29,7 @@ from tests.support.machine.patience import until
 def bound(port: int, reuse: bool) -> socket.socket:
     server = socket.socket()
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
-    server.bind((LOOPBACK, port))
+    server.bind((own_machine.LOOPBACK, port))
     return server
 
 
@@ -147,7 +131,7 @@ def test_only_processes_of_the_session_end_and_no_editor_of_its_files(tmp_path: 
         editor = started.enter_context(sleeping(log))
         other = started.enter_context(sleeping(log, RAY_TMPDIR=f"{tmp_path}-2"))
         load = started.enter_context(sleeping("load", RAY_TMPDIR=str(tmp_path)))
-        kill_processes_of(tmp_path)
+        own_machine.kill_processes_of(tmp_path)
         assert left_over.wait(30) == -9
         assert [process.poll() for process in (editor, other, load)] == [None] * 3
 
@@ -159,7 +143,9 @@ def test_enough_nodes(gpus: list[float]) -> None:
 
 @pytest.mark.parametrize("gpus", [[], [8], [0, 4, 8], [16]])
 def test_too_few_nodes_are_named(gpus: list[float]) -> None:
-    with pytest.raises(PlacementError, match=r"cluster\.nodes=2 but Ray knows [01] nodes with 8 GPUs"):
+    with pytest.raises(
+        own_machine.PlacementError, match=r"cluster\.nodes=2 but Ray knows [01] nodes with 8 GPUs"
+    ):
         require_nodes(Cluster("it", session="fake", nodes=2), gpus)
 
 
@@ -249,19 +235,23 @@ def test_a_start_under_a_low_limit_says_what_to_raise_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("files", "streams"), [(UNLIMITED, MOST_STREAMS), (1_048_576, MOST_STREAMS), (20_000, 7795), (100, 1)]
+    ("files", "streams"),
+    [(UNLIMITED, MOST_STREAMS), (1_048_576, MOST_STREAMS), (20_000, 7795), (100, 1)],
 )
 def test_the_front_takes_as_many_streams_as_it_has_files_for(
     files: int, streams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limited(monkeypatch, files)
-    assert front_streams() == streams and (shortage() is None) == (files < 0 or files >= LEAST_FILES)
-    assert files < 0 or streams == 1 or FILES_OF_A_STREAM * streams + SPARE_FILES <= files
+    assert own_machine.front_streams() == streams
+    assert (own_machine.shortage() is None) == (files < 0 or files >= LEAST_FILES)
+    needed = own_machine.FILES_OF_A_STREAM * streams + own_machine.SPARE_FILES
+    assert files < 0 or streams == 1 or needed <= files
     with HeldPorts() as ports:
-        made = own_environment(Path("folder"), Routing("leastconn"), ports)
-    assert len({made[name] for name in PORT_NAMES}) == len(PORT_NAMES)
+        made = own_machine.own_environment(Path("folder"), Routing("leastconn"), ports)
+    assert len({made[name] for name in own_machine.PORT_NAMES}) == len(own_machine.PORT_NAMES)
     assert made["RAY_SERVE_HAPROXY_MAXCONN"] == str(streams)
-    assert serve_environment(Routing("leastconn"))["RAY_SERVE_HAPROXY_MAXCONN"] == str(MOST_STREAMS)
+    joined = own_machine.serve_environment(Routing("leastconn"))
+    assert joined["RAY_SERVE_HAPROXY_MAXCONN"] == str(MOST_STREAMS)
 
 
 HOST = WatchedHost("load1", "10.0.0.9", 6380)
