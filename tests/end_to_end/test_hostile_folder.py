@@ -5,11 +5,14 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import yaml
 
 from analysis import __main__ as reading
 from analysis import load_run
@@ -23,6 +26,7 @@ from tests.support.runs.golden import GOLDEN, unsealed, write_json
 from tests.support.virtual.virtual_drivers import silent
 
 battery = pytest.mark.battery("hostile folder")
+FOLDERS = yaml.safe_load((GOLDEN.parent / "odd_folders.yaml").read_text())
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghijk", "bcdefghijkl", strict=True)
 )
@@ -125,23 +129,8 @@ def test_what_a_newer_version_wrote_is_left_to_it(
     assert error.count("\n") == 1
 
 
-ODD: dict[str, Callable[[dict[str, Any]], object]] = {
-    "capacity is a number": lambda tree: tree.update(capacity=5),
-    "no interval": lambda tree: tree["capacity"].update(qps_per_node={}),
-    "figures are words": lambda tree: tree["capacity"]["qps_per_node"].update(low="low", estimate=[]),
-    "experiment is a list": lambda tree: tree.update(experiment=[]),
-    "experiment is empty": lambda tree: tree.update(experiment={}),
-    "bounds are a word": lambda tree: tree["experiment"].update(slo="fast"),
-    "windows are numbers": lambda tree: tree.update(windows=[1, 2]),
-    "checks are words": lambda tree: tree.update(checks=["ok"]),
-    "exit code is a word": lambda tree: tree.update(exit_code="0"),
-    "exit code is huge": lambda tree: tree.update(exit_code=10**400),
-    "valid is a word": lambda tree: tree.update(valid="yes"),
-    "requests are a list": lambda tree: tree.update(requests=[1]),
-    "version is a word": lambda tree: tree.update(schema_version="new"),
-    "version is huge": lambda tree: tree.update(schema_version=10**400),
-    "folder is a list": lambda tree: tree.update(folder=["a"]),
-}
+ODD: dict[str, tuple[list[str], dict[str, Any]]] = FOLDERS["conclusions"]
+ODD |= {f"{name} is huge": ([], {name: 10**400}) for name in ("exit_code", "schema_version")}
 
 
 @battery
@@ -150,28 +139,19 @@ ODD: dict[str, Callable[[dict[str, Any]], object]] = {
 def test_a_conclusion_of_odd_kinds_is_one_line(
     run: Path, verb: str, odd: str, capsys: pytest.CaptureFixture[str], drawn_nothing: None
 ) -> None:
-    edited(unsealed(run), "sweep.json", ODD[odd])
+    place, fields = ODD[odd]
+    edited(unsealed(run), "sweep.json", lambda tree: reduce(getitem, place, tree).update(fields))
     code, output = reading.main(READERS[verb](run)), capsys.readouterr()
     assert code in (0, 1, 2, 4) and output.err.count("\n") <= 1 and "Traceback" not in output.err
     assert code == 0 or output.err.startswith("error: ") or verb == "plan"
 
 
-STUDIES: dict[str, dict[str, Any]] = {
-    "no kind": {"names": ["x"], "parts": [], "exit_code": None},
-    "parts are numbers": {"names": ["x"], "parts": [5], "exit_code": 0, "study": "repeats"},
-    "names are lists": {"names": [["x"]], "parts": [], "exit_code": 0, "study": "repeats"},
-    "a part outside": {"names": ["../x"], "parts": [], "exit_code": 0, "study": "repeats"},
-    "the kind is a list": {"names": ["x"], "parts": {}, "exit_code": "0", "study": []},
-    "a newer one": {"names": ["x"], "parts": [], "exit_code": 0, "study": "repeats", "schema_version": 2},
-}
-
-
 @battery
-@pytest.mark.parametrize("tree", STUDIES)
+@pytest.mark.parametrize("tree", FOLDERS["studies"].values(), ids=FOLDERS["studies"])
 def test_a_study_of_odd_kinds_is_one_line(
-    tmp_path: Path, tree: str, capsys: pytest.CaptureFixture[str], drawn_nothing: None
+    tmp_path: Path, tree: dict[str, Any], capsys: pytest.CaptureFixture[str], drawn_nothing: None
 ) -> None:
-    write_json(tmp_path / "study.json", STUDIES[tree])
+    write_json(tmp_path / "study.json", tree)
     shutil.copy(GOLDEN / "config.yaml", tmp_path)
     words = READERS["show"](tmp_path), READERS["report"](tmp_path), READERS["plan"](tmp_path)
     assert all(reading.main(each) in (1, 2, 4) for each in words)
@@ -180,17 +160,12 @@ def test_a_study_of_odd_kinds_is_one_line(
 
 
 CONFIGS = {
+    **FOLDERS["configurations"],
     "nested aliases": BOMB,
     "nested aliases of empty texts": BOMB.replace("x", "''").partition("g: ")[0],
-    "an alias of itself": "a: &a [*a]\n",
-    "a merge of itself": "a: &a {<<: *a}\n",
     "deep": "[" * 100_000,
     "long": f"a: {'x' * 2**22}",
-    "a date that is none": "seed: 2026-99-99",
     "a number of 5000 digits": f"seed: {'9' * 5000}",
-    "a list as a key": "? [a]\n: b",
-    "a name that is a number": "run: 007",
-    "no text": "\x00",
 }
 
 
