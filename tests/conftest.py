@@ -79,15 +79,13 @@ def refuse_skip(report: pytest.TestReport | pytest.CollectReport, config: pytest
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many cases of each battery were tried, and how many of them failed."""
-    tried: Counter[str] = Counter()
-    failed: Counter[str] = Counter()
-    for outcome, counts in (("passed", (tried,)), ("failed", (tried, failed))):
+    counts: Counter[tuple[str, str]] = Counter()
+    for outcome in ("passed", "failed"):
         for report in terminalreporter.getreports(outcome):
-            for name in [value for key, value in report.user_properties if key == "battery"]:
-                for count in counts:
-                    count[name] += 1
-    for name in sorted(tried):
-        terminalreporter.write_line(f"battery {name}: {tried[name]} cases tried, {failed[name]} failed")
+            counts.update((name, outcome) for key, name in report.user_properties if key == "battery")
+    for name in sorted({name for name, _ in counts}):
+        passed, failed = counts[name, "passed"], counts[name, "failed"]
+        terminalreporter.write_line(f"battery {name}: {passed + failed} cases tried, {failed} failed")
 
 
 @pytest.hookimpl(trylast=True)

@@ -25,7 +25,6 @@ from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.process import ClockOffset, whose_clock
 from loadgen.fleet.rows import Clock, GapRecord, batch, plan_table
 from loadgen.fleet.target import FleetError
-from loadgen.fleet.worker import Worker
 from loadgen.fleet.worker_log import HealthSampler
 from loadgen.prompts.bodies import Prompts
 from loadgen.run.lifecycle import RunLifecycle
@@ -37,7 +36,7 @@ from serve_apps.simulated.openai_answers import ApiRequest
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers import mock_exchanges
 from tests.support.servers.mock_server import END, Script, answer, head, token, usage
-from tests.support.servers.plans import client_plan
+from tests.support.servers.workers import played, started
 from tests.support.virtual.simulated_prefix import simulated
 from tests.support.virtual.simulated_service import ARRIVALS, Service, planned, run
 from tests.support.virtual.virtual_drivers import Altering, plan, virtual
@@ -200,17 +199,10 @@ async def measured(folder: Path, experiment: Experiment) -> pa.Table:
     """Rows of requests one after the other, over HTTP."""
     prompts = Prompts(experiment.workload, experiment.model.served_name, experiment.model.vocab, salt=1)
     shard, scale = ArrowStream(folder / "rows.arrow"), experiment.time_scale
+    schedule = Traffic(experiment.workload).closed(REQUESTS, 1, 0, window_index=0, first_seq=0, seed=1)
     async with simulated(experiment) as url:
-        plan = client_plan([url], time_scale=scale, timeout_s=PATIENCE_S * scale)
-        health = ArrowStream(folder / "health.arrow", records.CLIENTS)
-        worker = Worker(0, plan, prompts, shard, health)
-        worker.start(time.monotonic_ns(), time.time_ns())
-        traffic = Traffic(experiment.workload)
-        await worker.offer(traffic.closed(REQUESTS, 1, 0, window_index=0, first_seq=0, seed=1))
-        ended = 0
-        while ended < REQUESTS:
-            ended += (await worker.observe()).ended.num_rows
-            await asyncio.sleep(0.02)
+        worker = started([url], prompts, shard, time_scale=scale, timeout_s=PATIENCE_S * scale)
+        await played(worker, schedule)
         await worker.finish(PATIENCE_S)
     return records.read_shard(shard.path).sort_by("seq")
 
