@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> Path:
     return Path(shutil.copytree(GOLDEN, tmp_path / "golden_run"))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def drawn_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without their figures, which take seconds."""
     monkeypatch.setattr("analysis.figures.EXHIBITS", ())
@@ -79,11 +79,7 @@ READERS: dict[str, Callable[[Path], list[str]]] = {
 @pytest.mark.parametrize("spoil", [certify, cut, lengthen, forget])
 @pytest.mark.parametrize("verb", READERS)
 def test_who_reads_an_altered_run_says_so_and_fails(
-    run: Path,
-    verb: str,
-    spoil: Callable[[Path], None],
-    capsys: pytest.CaptureFixture[str],
-    drawn_nothing: None,
+    run: Path, verb: str, spoil: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoil(run)
     assert reading.main(READERS[verb](run)) == 1
@@ -98,7 +94,7 @@ def test_who_reads_an_altered_run_says_so_and_fails(
 @pytest.mark.parametrize("sealed", [True, False])
 @pytest.mark.parametrize("verb", READERS)
 def test_a_run_as_it_was_written_or_without_sums_is_read_without_a_word_of_it(
-    run: Path, verb: str, sealed: bool, capsys: pytest.CaptureFixture[str], drawn_nothing: None
+    run: Path, verb: str, sealed: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if not sealed:
         certify(unsealed(run))
@@ -137,7 +133,7 @@ ODD |= {f"{name} is huge": ([], {name: 10**400}) for name in ("exit_code", "sche
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("verb", ["show", "plan", "report"])
 def test_a_conclusion_of_odd_kinds_is_one_line(
-    run: Path, verb: str, odd: str, capsys: pytest.CaptureFixture[str], drawn_nothing: None
+    run: Path, verb: str, odd: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place, fields = ODD[odd]
     edited(unsealed(run), "sweep.json", lambda tree: reduce(getitem, place, tree).update(fields))
@@ -149,7 +145,7 @@ def test_a_conclusion_of_odd_kinds_is_one_line(
 @battery
 @pytest.mark.parametrize("tree", FOLDERS["studies"].values(), ids=FOLDERS["studies"])
 def test_a_study_of_odd_kinds_is_one_line(
-    tmp_path: Path, tree: dict[str, Any], capsys: pytest.CaptureFixture[str], drawn_nothing: None
+    tmp_path: Path, tree: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_json(tmp_path / "study.json", tree)
     shutil.copy(GOLDEN / "config.yaml", tmp_path)
@@ -172,7 +168,7 @@ CONFIGS = {
 @battery
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_configuration_of_a_stranger_is_refused_in_few_words(
-    run: Path, config: str, capsys: pytest.CaptureFixture[str], drawn_nothing: None
+    run: Path, config: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "config.yaml").write_text(CONFIGS[config])
     assert loading.main(["sweep", "--config", str(run / "config.yaml"), "--dry-run"]) == 2
@@ -299,7 +295,7 @@ def test_a_copy_by_hard_links_leaves_the_log_of_the_first_alone(tmp_path: Path) 
 
 
 def test_a_copied_run_gets_its_report_where_it_lies(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn_nothing: None
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     original = Path(shutil.copytree(run, tmp_path / "runs" / "golden_run"))

@@ -17,8 +17,6 @@ from cluster.deployment import serve_state
 from cluster.deployment import serve_state as words
 from cluster.deployment.serve_state import ServeReplica, ServeState, in_order, read
 from cluster.ray_session.own_machine import process_of, running, with_descendants
-from conf.io.one_line import one_line
-from conf.io.secret import masked
 from tests.support.machine.patience import until
 
 
@@ -239,6 +237,9 @@ def test_the_newest_processes_of_the_application_are_read(tmp_path: Path) -> Non
         ("x" * 10_000, "x" * words.LETTERS + " ..."),
     ],
 )
-def test_a_line_is_printable_bounded_and_without_secrets(line: str, kept: str) -> None:
+def test_a_line_is_printable_bounded_and_without_secrets(
+    line: str, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environment = {"HF_TOKEN": "very-secret-words", "SORT_KEY": "now", "PATH": "twice"}
-    assert one_line(masked(line, environment), words.LETTERS) == " ".join(kept.split())
+    monkeypatch.setattr(words, "_logs", lambda *_: {"worker-a.err": [line]})
+    assert words.last_words({}, "llm", environment)[1] == ("--- worker-a.err", " ".join(kept.split()))
