@@ -165,9 +165,7 @@ def test_a_grid_goes_on_past_a_failed_deployment_and_a_refused_cell(
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (6, True, False)
     assert [cell["ratio"] for cell in tree["cells"]] == [None] * 3
     text = concluded(tmp_path / "grid")
-    assert text.startswith("VALID  0 of 3 cells have a capacity\n  why: "), (
-        "valid with an open end, as a single sweep is"
-    )
+    assert text.startswith("VALID  0 of 3 cells have a capacity\n  why: "), "as a sweep with an open end"
     assert "no result (exit 5): no replica came up within 1800 s" in text
     assert "refused (exit 2): engine.max_num_seqs=-1" in text
     assert "to go on: python -m loadgen resume" in text

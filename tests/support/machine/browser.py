@@ -7,7 +7,6 @@ import subprocess
 import sys
 from base64 import b64decode
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.support.machine.patience import until
@@ -55,9 +54,7 @@ class Browser:
             self._call(f"{domain}.enable")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait(60)
         os.close(self._in)
@@ -65,13 +62,8 @@ class Browser:
 
     def screen(self, width: int, height: int, dark: bool = False) -> None:
         """Look through a screen of so many pixels, of a person who likes it dark or not."""
-        self._call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        kind = {"deviceScaleFactor": 1, "mobile": False}
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, **kind)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
 
