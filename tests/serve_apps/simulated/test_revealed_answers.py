@@ -16,7 +16,7 @@ from loadgen.studies import gate_questions
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import EngineSteps, OpenAiAnswer, ServedModel
 from serve_apps.simulated.revealed_answers import CANDIDATES, GreedyText, RevealedAnswer, token_ids
-from tests.support.virtual.simulated_service import Call, Service, run
+from tests.support.virtual.simulated_service import Call, Service
 
 SERVED = ServedModel("org/model", max_model_len=100, vocab=1000, created_s=7)
 STEPS = EngineSteps(12, 0)
@@ -103,15 +103,10 @@ def test_every_replica_answers_the_same_to_the_same_name() -> None:
     assert ours == pytest.approx(theirs, abs=0.1)
 
 
-def test_the_gate_reads_what_the_engine_answers() -> None:
-    async def story() -> list[Call]:
-        served = Service()
-        body = gate_questions.request_body("org/model", [5, 6, 7], 30, "a")
-        calls = [Call(served.app, "POST", "/v1/completions", body) for _ in range(2)]
-        await asyncio.gather(*(call.done() for call in calls))
-        return calls
-
-    first, second = run(story())
+async def test_the_gate_reads_what_the_engine_answers() -> None:
+    served, body = Service(), gate_questions.request_body("org/model", [5, 6, 7], 30, "a")
+    calls = (Call(served.app, "POST", "/v1/completions", body).done() for _ in range(2))
+    first, second = await asyncio.gather(*calls)
     a, b = (gate_questions.parse(call.content, [5, 6, 7], 30)[0] for call in (first, second))
     shown = json.loads(first.content)["choices"][0]
     assert list(a.tokens) == shown["token_ids"]

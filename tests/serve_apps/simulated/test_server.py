@@ -30,26 +30,14 @@ async def token_times(stream: Stream, tokens: int) -> list[float]:
     return times
 
 
-async def open_all(
-    served: Service, arrivals: list[tuple[float, int, int]]
-) -> list[asyncio.Task[list[float]]]:
-    """Open each request at its time, counted from now; returns what waits for their token times."""
-    begin_s, tasks = served.loop.time(), []
-    for at_s, input_tokens, output_tokens in arrivals:
+async def test_tokens_come_when_the_engine_alone_would_emit_them() -> None:
+    served = Service()
+    begin_s, waiting = served.loop.time(), []
+    for at_s, input_tokens, output_tokens in ARRIVALS:
         await asyncio.sleep(begin_s + at_s - served.loop.time())
         stream = served.engine.hand(ApiRequest(False, input_tokens, output_tokens, True))
-        tasks.append(asyncio.create_task(token_times(stream, output_tokens)))
-    return tasks
-
-
-def test_tokens_come_when_the_engine_alone_would_emit_them() -> None:
-    async def story() -> tuple[float, list[list[float]]]:
-        served = Service()
-        begin_s = served.loop.time()
-        return begin_s, [await task for task in await open_all(served, ARRIVALS)]
-
-    begin_s, seen = run(story())
-    wanted = planned(ARRIVALS)
+        waiting.append(asyncio.create_task(token_times(stream, output_tokens)))
+    seen, wanted = await asyncio.gather(*waiting), planned(ARRIVALS)
     assert [len(times) for times in seen] == [output_tokens for _, _, output_tokens in ARRIVALS]
     for key, times in enumerate(seen):  # a timer never fires early; the shell waits at least a millisecond
         gaps = [time_s - begin_s - due_s for time_s, due_s in zip(times, wanted[key], strict=True)]
@@ -79,18 +67,9 @@ def test_a_process_that_sleeps_too_long_delivers_late_but_never_slows_the_engine
     assert 12 <= held <= 20, "a stall of 0.2 s holds up some sixteen steps of 12 ms"
 
 
-def test_a_streamed_completion() -> None:
-    async def story() -> Call:
-        call = Service().call(
-            "/v1/completions",
-            prompt=[1] * 300,
-            max_tokens=20,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        return await call.done()
-
-    call = run(story())
+async def test_a_streamed_completion() -> None:
+    asked = {"prompt": [1] * 300, "max_tokens": 20, "stream": True, "stream_options": {"include_usage": True}}
+    call = await Service().call("/v1/completions", **asked).done()
     *tokens, usage, done = call.events()
     assert call.status == 200
     assert call.headers["x-replica-id"] == "replica-7"
@@ -106,53 +85,40 @@ def test_a_streamed_completion() -> None:
     assert len({at_s for at_s, _ in call.parts}) == 20, "each token leaves at the end of its own step"
 
 
-def test_a_whole_chat_comes_with_its_last_token() -> None:
-    async def story() -> tuple[float, Call]:
-        served = Service()
-        begin_s = served.loop.time()
-        messages = [{"role": "user", "content": "one two three"}]
-        return begin_s, await served.call("/v1/chat/completions", messages=messages, max_tokens=8).done()
-
-    begin_s, call = run(story())
+async def test_a_whole_chat_comes_with_its_last_token() -> None:
+    served = Service()
+    begin_s = served.loop.time()
+    messages = [{"role": "user", "content": "one two three"}]
+    call = await served.call("/v1/chat/completions", messages=messages, max_tokens=8).done()
     body = json.loads(call.content)
     assert (call.status, body["usage"]["total_tokens"]) == (200, 12)
     assert body["choices"][0]["message"] == {"role": "assistant", "content": " token" * 8}
     assert call.parts[0][0] - begin_s == pytest.approx(planned([(0.0, 4, 8)])[0][-1], abs=1.1e-3)
 
 
-def test_a_client_that_leaves_frees_its_place() -> None:
-    async def story() -> tuple[int, int, Service]:
-        served = Service()
-        calls = [
-            served.call("/v1/completions", prompt=[1] * 64, max_tokens=500, stream=True) for _ in range(3)
-        ]
-        tasks = [asyncio.create_task(call.done()) for call in calls]
-        await asyncio.sleep(0.5)
-        running = served.engine.metrics()["running"]
-        tasks[1].cancel()
-        await asyncio.wait([tasks[1]])
-        left = served.engine.metrics()["running"]
-        await asyncio.wait(tasks)
-        check_integrity(served.plain.arrays)
-        return running, left, served
-
-    running, left, served = run(story())
+async def test_a_client_that_leaves_frees_its_place() -> None:
+    served = Service()
+    asked = {"prompt": [1] * 64, "max_tokens": 500, "stream": True}
+    tasks = [asyncio.create_task(served.call("/v1/completions", **asked).done()) for _ in range(3)]
+    await asyncio.sleep(0.5)
+    assert served.engine.metrics()["running"] == 3
+    tasks[1].cancel()
+    await asyncio.wait([tasks[1]])
+    assert served.engine.metrics()["running"] == 2
+    await asyncio.wait(tasks)
+    check_integrity(served.plain.arrays)
     metrics = served.engine.metrics()
-    assert (running, left) == (3, 2)
     assert [metrics[name] for name in ("running", "waiting", "kv_usage")] == [0, 0, 0]
     assert (metrics["finished"], metrics["aborted"]) == (2, 1)
 
 
-def test_a_client_that_leaves_before_its_prompt_is_scheduled_is_forgotten() -> None:
-    async def story() -> int:
-        served = Service()
-        stream = served.engine.hand(ApiRequest(False, 64, 5, True))
-        served.engine.close(stream)
-        await asyncio.sleep(1.0)
-        tokens = await token_times(served.engine.hand(ApiRequest(False, 64, 5, True)), 5)
-        return len(tokens) + len(stream.emitted_s)
-
-    assert run(story()) == 5
+async def test_a_client_that_leaves_before_its_prompt_is_scheduled_is_forgotten() -> None:
+    served, request = Service(), ApiRequest(False, 64, 5, True)
+    stream = served.engine.hand(request)
+    served.engine.close(stream)
+    await asyncio.sleep(1.0)
+    assert len(await token_times(served.engine.hand(request), 5)) == 5
+    assert not stream.emitted_s
 
 
 class Broken(Engine):
@@ -164,19 +130,16 @@ class Broken(Engine):
         return super().begin_step(now_s)
 
 
-def test_when_the_engine_dies_everybody_is_told() -> None:
-    async def story() -> tuple[Call, Call, Call, Call]:
-        served = Service()
-        served.plain.__class__ = Broken
-        streamed = served.call("/v1/completions", prompt=[1], max_tokens=99, stream=True)
-        whole = served.call("/v1/completions", prompt=[1], max_tokens=99)
-        await asyncio.gather(streamed.done(), whole.done())
-        late = await served.call("/v1/completions", prompt=[1], stream=True).done()
-        with pytest.raises(EngineDead):
-            served.engine.hand(ApiRequest(False, 1, 1, True))
-        return streamed, whole, late, await served.call("/health").done()
-
-    streamed, whole, late, health = run(story())
+async def test_when_the_engine_dies_everybody_is_told() -> None:
+    served = Service()
+    served.plain.__class__ = Broken
+    streamed = served.call("/v1/completions", prompt=[1], max_tokens=99, stream=True)
+    whole = served.call("/v1/completions", prompt=[1], max_tokens=99)
+    await asyncio.gather(streamed.done(), whole.done())
+    late = await served.call("/v1/completions", prompt=[1], stream=True).done()
+    with pytest.raises(EngineDead):
+        served.engine.hand(ApiRequest(False, 1, 1, True))
+    health = await served.call("/health").done()
     assert streamed.status == 200
     assert streamed.events()[-2]["error"]["message"] == "the engine died: RuntimeError('the tenth step')"
     assert streamed.events()[-1] == "[DONE]"
@@ -184,29 +147,25 @@ def test_when_the_engine_dies_everybody_is_told() -> None:
     assert json.loads(late.content)["error"]["type"] == "InternalServerError"
 
 
-def test_the_other_paths() -> None:
-    async def story() -> list[Call]:
-        served = Service()
-        return [await served.call(path).done() for path in ("/health", "/v1/models", "/metrics", "/v2")]
-
-    health, models, metrics, other = run(story())
-    assert [call.status for call in (health, models, metrics, other)] == [200, 200, 200, 404]
-    assert {call.headers["x-replica-id"] for call in (health, models, metrics, other)} == {"replica-7"}
+async def test_the_other_paths() -> None:
+    served = Service()
+    calls = [await served.call(path).done() for path in ("/health", "/v1/models", "/metrics", "/v2")]
+    _, models, metrics, other = calls
+    assert [call.status for call in calls] == [200, 200, 200, 404]
+    assert {call.headers["x-replica-id"] for call in calls} == {"replica-7"}
     assert json.loads(models.content)["data"][0]["id"] == "org/model"
     assert b"vllm:num_requests_running{" in metrics.content
     assert json.loads(other.content)["error"]["message"] == "GET /v2 is not served"
 
 
-def test_a_body_longer_than_any_request_is_refused_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_longer_than_any_request_is_refused_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(openai_request, "MOST_BODY_BYTES", 100)
-
-    async def story() -> list[Call]:
-        served = Service()
-        bodies = [json.dumps({"prompt": [1], "max_tokens": 1}).ljust(size).encode() for size in (100, 101)]
-        bodies.append(b"no JSON" * 100)
-        return [await Call(served.app, "POST", "/v1/completions", body).done() for body in bodies]
-
-    fits, over, junk = run(story())
+    served = Service()
+    bodies = [json.dumps({"prompt": [1], "max_tokens": 1}).ljust(size).encode() for size in (100, 101)]
+    bodies.append(b"no JSON" * 100)
+    fits, over, junk = [await Call(served.app, "POST", "/v1/completions", body).done() for body in bodies]
     assert (fits.status, over.status, junk.status) == (200, 413, 413)
     assert not over.body, "it was read to its end, so that its client listens"
     error = json.loads(over.content)["error"]
@@ -223,10 +182,18 @@ def test_the_longest_requests_that_can_be_asked_are_no_longer_than_that() -> Non
     assert max(MOST_IMAGES * largest, photographs) + ids < openai_request.MOST_BODY_BYTES
 
 
-def test_a_prompt_that_the_cache_can_never_hold_is_refused() -> None:
-    async def story() -> Call:
-        return await Service(num_gpu_blocks=4).call("/v1/completions", prompt=[1] * 64, stream=True).done()
-
-    call = run(story())
+async def test_a_prompt_that_the_cache_can_never_hold_is_refused() -> None:
+    call = await Service(num_gpu_blocks=4).call("/v1/completions", prompt=[1] * 64, stream=True).done()
     assert call.status == 400
     assert "the engine holds 64" in json.loads(call.content)["error"]["message"]
+
+
+async def test_a_full_queue_is_answered_as_vllm_answers_it() -> None:
+    served = Service(max_num_queued_reqs=1)
+    open_stream = served.engine.hand(ApiRequest(False, 64, 5, True))
+    refused = await served.call("/v1/completions", prompt=[1], max_tokens=1).done()
+    served.engine.close(open_stream)
+    taken = await served.call("/v1/completions", prompt=[1], max_tokens=1).done()
+    error = json.loads(refused.content)["error"]
+    assert (refused.status, error["type"], error["code"]) == (503, "Service Unavailable", 503)
+    assert taken.status == 200

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine, Str
 from serve_apps.simulated.server import SimulatedApp
 from serve_apps.simulated.split_engines import Answers, Ask, PromptComputed, RemotePrompts, compute
 from tests.support.virtual.engines import check_integrity
-from tests.support.virtual.simulated_service import SERVED, SPECS, Call, run
+from tests.support.virtual.simulated_service import SERVED, SPECS, Call
 
 ROUND = 1e-3
 """Timers count milliseconds."""
@@ -92,14 +91,10 @@ async def settled(node: Node) -> None:
 
 
 @pytest.mark.parametrize("mode", ["read", "write"])
-def test_a_stream_has_its_tokens_and_both_sides_are_empty_afterwards(mode: str) -> None:
-    async def story() -> tuple[list[list[Any]], Node]:
-        node = Node(mode)
-        answers = await asyncio.gather(*(node.stream(5 + i, i, 700 + 300 * i) for i in range(4)))
-        await settled(node)
-        return answers, node
-
-    answers, node = run(story())
+async def test_a_stream_has_its_tokens_and_both_sides_are_empty_afterwards(mode: str) -> None:
+    node = Node(mode)
+    answers = await asyncio.gather(*(node.stream(5 + i, i, 700 + 300 * i) for i in range(4)))
+    await settled(node)
     for i, events in enumerate(answers):
         assert events[-1] == "[DONE]"
         assert events[-2]["usage"]["completion_tokens"] == 5 + i
@@ -112,158 +107,125 @@ def test_a_stream_has_its_tokens_and_both_sides_are_empty_afterwards(mode: str) 
     assert told[0]["generation_tokens"] == 4
 
 
-def test_the_first_token_comes_after_prompt_transfer_and_a_step_of_decode() -> None:
-    async def story(mode: str) -> tuple[float, float, Node]:
-        node = Node(mode)
-        stream = await node.tokens(ApiRequest(False, 4000, 3, True))
-        assert stream.taken_s is not None and stream.prompt is not None
-        return stream.emitted_s[0] - stream.accepted_s, stream.prompt.first_token_us * 1e-6, node
-
-    read_s, prompt_s, node = run(story("read"))
+async def test_the_first_token_comes_after_prompt_transfer_and_a_step_of_decode() -> None:
+    node, request = Node("read"), ApiRequest(False, 4000, 3, True)
+    read, write = await node.tokens(request), await Node("write").tokens(request)
+    assert read.taken_s is not None and read.prompt is not None
+    read_s, write_s = (each.emitted_s[0] - each.accepted_s for each in (read, write))
+    prompt_s = read.prompt.first_token_us * 1e-6
     moved_s = node.seconds.work_s(4000) + node.seconds.latency_s
     assert read_s > prompt_s + moved_s
     assert read_s < prompt_s + moved_s + 0.1
-    write_s, _, _ = run(story("write"))
     assert prompt_s < write_s < read_s, "the KV flows while the prompt is computed"
 
 
-def test_cached_tokens_are_those_of_the_prefill_engine() -> None:
-    async def story() -> list[int]:
-        node = Node(connector="nixl", enable_prefix_caching=True)
-        hashes = tuple(range(10))
-        request = ApiRequest(False, 10 * 16 + 8, 2, True, hashes=hashes)
-        return [(await node.tokens(request)).steps.cached_tokens for _ in range(2)]
-
-    assert run(story()) == [0, 160]
+async def test_cached_tokens_are_those_of_the_prefill_engine() -> None:
+    node = Node(connector="nixl", enable_prefix_caching=True)
+    request = ApiRequest(False, 10 * 16 + 8, 2, True, hashes=tuple(range(10)))
+    assert [(await node.tokens(request)).steps.cached_tokens for _ in range(2)] == [0, 160]
 
 
 @pytest.mark.parametrize("mode", ["read", "write"])
 @pytest.mark.parametrize("after_s", [0.0, 0.005, 0.05, 0.2, 0.5])
-def test_a_client_that_leaves_leaves_nothing_behind(mode: str, after_s: float) -> None:
-    async def story() -> Node:
-        node = Node(mode)
-        leaving = [
-            asyncio.create_task(node.call(prompt=[i] * 3000, max_tokens=200, stream=True).done())
-            for i in range(3)
-        ]
-        await asyncio.sleep(after_s)
-        for task in leaving:
-            task.cancel()
-        await asyncio.gather(*leaving, return_exceptions=True)
-        await asyncio.sleep(1)
-        events = await node.stream(2)
-        await settled(node)
-        assert events[-1] == "[DONE]"
-        return node
-
-    run(story()).assert_empty()
+async def test_a_client_that_leaves_leaves_nothing_behind(mode: str, after_s: float) -> None:
+    node = Node(mode)
+    leaving = [
+        asyncio.create_task(node.call(prompt=[i] * 3000, max_tokens=200, stream=True).done())
+        for i in range(3)
+    ]
+    await asyncio.sleep(after_s)
+    for task in leaving:
+        task.cancel()
+    await asyncio.gather(*leaving, return_exceptions=True)
+    await asyncio.sleep(1)
+    events = await node.stream(2)
+    await settled(node)
+    assert events[-1] == "[DONE]"
+    node.assert_empty()
 
 
-def test_a_prefill_engine_refuses_for_the_whole_service() -> None:
-    async def story() -> list[Call]:
-        node = Node(max_num_queued_reqs=1)
-        asked = {"prompt": [1] * 2000, "max_tokens": 4}
-        calls = await asyncio.gather(*(node.call(**asked).done() for _ in range(3)))
-        await settled(node)
-        node.assert_empty()
-        return list(calls)
-
-    assert sorted(call.status for call in run(story())) == [200, 503, 503]
+async def test_a_prefill_engine_refuses_for_the_whole_service() -> None:
+    node = Node(max_num_queued_reqs=1)
+    asked = {"prompt": [1] * 2000, "max_tokens": 4}
+    calls = await asyncio.gather(*(node.call(**asked).done() for _ in range(3)))
+    await settled(node)
+    node.assert_empty()
+    assert sorted(call.status for call in calls) == [200, 503, 503]
 
 
 @pytest.mark.parametrize("mode", ["read", "write"])
-def test_a_prefill_engine_that_dies_fails_its_requests_only(mode: str) -> None:
-    async def story() -> Call:
-        node = Node(mode)
-        call = node.call(prompt=[1] * 4000, max_tokens=4)
-        task = asyncio.create_task(call.done())
-        await asyncio.sleep(0.05)
-        node.prefill.stop()
-        await task
-        await settled(node)
-        assert node.decode.failure is None
-        assert node.plain[1].kv_usage == 0
-        return call
-
-    call = run(story())
+async def test_a_prefill_engine_that_dies_fails_its_requests_only(mode: str) -> None:
+    node = Node(mode)
+    call = node.call(prompt=[1] * 4000, max_tokens=4)
+    task = asyncio.create_task(call.done())
+    await asyncio.sleep(0.05)
+    node.prefill.stop()
+    await task
+    await settled(node)
+    assert node.decode.failure is None
+    assert node.plain[1].kv_usage == 0
     assert call.status == 500
     assert b"prefill engine" in call.content
 
 
-def test_a_prefill_engine_lost_after_the_prompt_fails_what_still_waits_for_its_kv() -> None:
+async def test_a_prefill_engine_lost_after_the_prompt_fails_what_still_waits_for_its_kv() -> None:
     async def one_then_lost() -> Answers:
         yield PromptComputed(0.0, 0.0, EngineSteps(1, 0))
         await asyncio.sleep(0.001)
         raise ConnectionError("actor died")
 
-    async def story() -> str:
-        node = Node(ask=lambda *_: one_then_lost())
-        stream = await node.prompts.open(ApiRequest(False, 5000, 3, True))
-        with pytest.raises(EngineDead) as lost:
-            await stream.more_than(0)
-        node.prompts.close(stream)
-        await settled(node)
-        assert node.plain[1].kv_usage == 0
-        return str(lost.value)
-
-    assert run(story()) == "the prefill engine is lost: actor died"
+    node = Node(ask=lambda *_: one_then_lost())
+    stream = await node.prompts.open(ApiRequest(False, 5000, 3, True))
+    with pytest.raises(EngineDead) as lost:
+        await stream.more_than(0)
+    assert str(lost.value) == "the prefill engine is lost: actor died"
+    node.prompts.close(stream)
+    await settled(node)
+    assert node.plain[1].kv_usage == 0
 
 
-def test_an_error_while_kv_comes_fails_the_client_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_while_kv_comes_fails_the_client_that_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no such transfer")
 
-    async def story() -> Call:
-        node = Node()
-        monkeypatch.setattr(node.decode, "kv_arrived", broken)
-        return await node.call(prompt=[1] * 1000, max_tokens=4).done()
-
-    call = run(story())
+    node = Node()
+    monkeypatch.setattr(node.decode, "kv_arrived", broken)
+    call = await node.call(prompt=[1] * 1000, max_tokens=4).done()
     assert call.status == 500 and b"KV did not arrive: no such transfer" in call.content
 
 
-def test_blocks_that_nobody_fetches_are_given_back_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_blocks_that_nobody_fetches_are_given_back_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_engines, "HELD_S", 3.0)
-
-    async def story() -> tuple[list[Any], float, float]:
-        node = Node()
-        answers: Answers = compute(node.prefill, ApiRequest(False, 1000, 9, True), 0.0)
-        result: list[Any] = [await anext(answers)]
-        held = node.plain[0].kv_usage
-        with suppress(StopAsyncIteration):
-            result.append(await anext(answers))
-        await settled(node)
-        return result, held, node.plain[0].kv_usage
-
-    result, held, after = run(story())
-    assert [type(each) for each in result] == [PromptComputed]
-    assert held > 0 and after == 0
+    node = Node()
+    answers: Answers = compute(node.prefill, ApiRequest(False, 1000, 9, True), 0.0)
+    assert isinstance(await anext(answers), PromptComputed)
+    assert node.plain[0].kv_usage > 0
+    with pytest.raises(StopAsyncIteration):
+        await anext(answers)
+    await settled(node)
+    assert node.plain[0].kv_usage == 0
 
 
-def test_at_another_speed_of_the_clock_the_engines_time_is_the_same() -> None:
-    async def story(time_scale: float, mode: str) -> float:
-        stream = await Node(mode, time_scale).tokens(ApiRequest(False, 3000, 4, True))
-        return stream.emitted_s[-1] - stream.accepted_s
-
-    for mode in ("read", "write"):
-        assert run(story(0.5, mode)) == pytest.approx(run(story(1.0, mode)), abs=3 * ROUND)
+@pytest.mark.parametrize("mode", ["read", "write"])
+async def test_at_another_speed_of_the_clock_the_engines_time_is_the_same(mode: str) -> None:
+    request = ApiRequest(False, 3000, 4, True)
+    half, whole = [await Node(mode, time_scale).tokens(request) for time_scale in (0.5, 1.0)]
+    half_s, whole_s = (each.emitted_s[-1] - each.accepted_s for each in (half, whole))
+    assert half_s == pytest.approx(whole_s, abs=3 * ROUND)
 
 
 @pytest.mark.parametrize("error", [OSError("port gone"), None])
-def test_a_server_of_metrics_that_has_ended_is_a_fault(error: Exception | None) -> None:
-    async def judged() -> None:
-        serving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        replica: Any = SimulatedPrefill.__new__(SimulatedPrefill)
-        replica._engine, replica._serving = SimpleNamespace(failure=""), serving
-        replica._url = "http://127.0.0.1:1"
+async def test_a_server_of_metrics_that_has_ended_is_a_fault(error: Exception | None) -> None:
+    serving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    replica: Any = SimulatedPrefill.__new__(SimulatedPrefill)
+    replica._engine, replica._serving = SimpleNamespace(failure=""), serving
+    replica._url = "http://127.0.0.1:1"
+    await replica.check_health()
+    if error:
+        serving.set_exception(error)
+    else:
+        serving.set_result(None)
+    with pytest.raises(RuntimeError, match=f"metrics at http://127.0.0.1:1 has ended: {error or 'no error'}"):
         await replica.check_health()
-        if error:
-            serving.set_exception(error)
-        else:
-            serving.set_result(None)
-        with pytest.raises(
-            RuntimeError, match=f"metrics at http://127.0.0.1:1 has ended: {error or 'no error'}"
-        ):
-            await replica.check_health()
-
-    asyncio.run(judged())

@@ -1,6 +1,5 @@
 """serve_apps/engine_model/engine/engine.py: asynchronous scheduling, prefix cache, queue limits, states."""
 
-import json
 from collections import defaultdict
 from typing import Any
 
@@ -11,10 +10,8 @@ from hypothesis import strategies as st
 from serve_apps.engine_model import Engine, GenerateRequest
 from serve_apps.engine_model.engine.engine import QueueFull, RequestState
 from serve_apps.engine_model.engine.steps import IDLE_POLL_S
-from serve_apps.simulated.openai_answers import ApiRequest
 from tests.support.virtual.books import check_integrity
 from tests.support.virtual.engines import Step, drain, engine, run_step
-from tests.support.virtual.simulated_service import Call, Service, run
 
 
 def emitted(served: Engine, *arrivals: tuple[float, int, int]) -> list[tuple[float, float, list[int]]]:
@@ -104,20 +101,6 @@ def test_queue_limits_refuse_what_would_wait_too_long(limit: dict[str, int]) -> 
             served.add(GenerateRequest(64, 3), now_s)
         served.abort(first)
         served.add(GenerateRequest(64, 3), now_s)
-
-
-def test_a_full_queue_is_answered_as_vllm_answers_it() -> None:
-    async def story() -> tuple[Call, Call]:
-        served = Service(max_num_queued_reqs=1)
-        open_stream = served.engine.hand(ApiRequest(False, 64, 5, True))
-        refused = await served.call("/v1/completions", prompt=[1], max_tokens=1).done()
-        served.engine.close(open_stream)
-        return refused, await served.call("/v1/completions", prompt=[1], max_tokens=1).done()
-
-    refused, taken = run(story())
-    error = json.loads(refused.content)["error"]
-    assert (refused.status, error["type"], error["code"]) == (503, "Service Unavailable", 503)
-    assert taken.status == 200
 
 
 TIGHT: dict[str, Any] = {
