@@ -15,30 +15,18 @@ from analysis.live import prometheus_text
 from analysis.live.screen import interval_axis, screen
 from analysis.live.state import KIND, MOST_LINES, Belief, DoneWindow, LatencySoFar, LiveState
 from analysis.results.json_border import to_tree
+from tests.support.runs import live_states
 from tests.support.runs.live_states import RUNNING, running
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 WINDOW: dict[str, Any] = to_tree(RUNNING) | {"event": KIND}
-DONE: dict[str, Any] = {
-    "event": "window_done",
-    "index": 3,
-    "kind": "window",
-    "rate_qps_per_node": 3.2,
-    "requests": 140,
-    "pending": 30,
-    "failed": 1,
-    "ttft_p90_ms": 900.0,
-    "itl_p99_ms": "inf",
-    "over_ttft_pct": 2.0,
-    "over_itl_p99_pct": None,
-    "lag_p99_ms": 1.0,
-    "verdict": "over itl_p99",
-    "void": False,
-    "capacity": {
-        **{"qps_per_node": 3.3, "low": 3.0, "high": 3.6, "certified": 3.1, "binding": "itl_p99"},
-        **{"open_above": False, "open_below": True, "windows": [0, 1, 3]},
-    },
+CAPACITY = {
+    **{"qps_per_node": 3.3, "low": 3.0, "high": 3.6, "certified": 3.1, "binding": "itl_p99"},
+    **{"open_above": False, "open_below": True, "windows": [0, 1, 3]},
 }
+LATENCIES = {"ttft_p90_ms": 900.0, "itl_p99_ms": "inf", "over_ttft_pct": 2.0, "over_itl_p99_pct": None}
+JUDGED = {"event": "window_done", "pending": 30, "verdict": "over itl_p99", "capacity": CAPACITY}
+DONE = live_states.DONE | LATENCIES | JUDGED
 
 
 def after(*events: dict[str, Any]) -> LiveState:
@@ -64,8 +52,10 @@ def test_the_running_window_stands_until_it_is_over() -> None:
     assert slow is not None and slow.latencies["ttft_p90_ms"].p90_ms == math.inf
     ended = running.after(DONE)
     assert ended.now is None and ended.windows[0].pending == 30
-    assert ended.windows[0].over_pct == {"ttft_p90_ms": 2.0, "itl_p99_ms": None}
-    assert ended.windows[0].latencies_p90_ms == {"ttft_p90_ms": 900.0, "itl_p99_ms": float("inf")}
+    assert ended.windows[0].over_pct == {"ttft_p90_ms": 2.0, "tpot_p90_ms": None, "itl_p99_ms": None}
+    assert ended.windows[0].latencies_p90_ms == {
+        **{"ttft_p90_ms": 900.0, "tpot_p90_ms": None, "itl_p99_ms": float("inf")},
+    }
     assert ended.belief is not None and (ended.belief.windows, ended.belief.open_below) == (3, True)
 
 
@@ -75,14 +65,9 @@ def test_a_window_that_is_measured_again_replaces_those_from_it_on() -> None:
 
 
 def test_final_figures_replace_those_of_their_window_and_the_last_belief() -> None:
-    capacity = DONE["capacity"] | {"qps_per_node": 3.1, "certified": 2.9}
-    first = {
-        "event": "window_final",
-        "pending": 0,
-        "ttft_p90_ms": 700.0,
-        "verdict": "within",
-        "capacity": None,
-    }
+    capacity = CAPACITY | {"qps_per_node": 3.1, "certified": 2.9}
+    final = {"event": "window_final", "pending": 0, "verdict": "within", "ttft_p90_ms": 700.0}
+    first = final | {"capacity": None}
     last = first | {"index": 4, "capacity": capacity}
     state = after(DONE, DONE | {"index": 4}, DONE | first, DONE | last)
     told = [(w.index, w.judged, w.latencies_p90_ms["ttft_p90_ms"]) for w in state.windows]
@@ -111,20 +96,9 @@ def test_a_damaged_event_raises_nothing(event: dict[str, Any], data: st.DataObje
     assert isinstance(state, LiveState)
 
 
+UNKNOWN = LatencySoFar(100.0, 160, None, math.inf, None)
 NOW = replace(
-    RUNNING,
-    rate_qps_per_node=5.2,
-    achieved_qps_per_node=5.1,
-    sent=246,
-    failed=2,
-    pending=84,
-    in_flight=91,
-    latencies={
-        "ttft_p90_ms": LatencySoFar(2000.0, 200, 512.0, 1100.0, 1.0),
-        "tpot_p90_ms": LatencySoFar(100.0, 160, None, float("inf"), None),
-    },
-    elapsed_s=240.0,
-    budget_s=720.0,
+    RUNNING, latencies=RUNNING.latencies | {"tpot_p90_ms": UNKNOWN}, elapsed_s=240.0, budget_s=720.0
 )
 OVER = DoneWindow(
     2, "window", 5.0, 300, 0, 0, {"ttft_p90_ms": 900.0}, {"ttft_p90_ms": 1.0}, 0.4, "within", False
@@ -147,9 +121,9 @@ def test_one_screen_says_load_window_and_capacity() -> None:
     text = "\n".join(lines)
     assert "4:00 of 12:00, 8:00 left" in text
     assert "window 4 of about 9: window 3 at 5.200 QPS per node" in text
-    assert "offered 5.20, achieved 5.10 QPS per node; 91 in flight" in text
-    assert "provisional: 246 sent, 2 failed, 34 % of answers still out" in " ".join(text.split())
-    assert "p90 TTFT         512.0    1100.0      2000     1.0 %" in text
+    assert "offered 3.31, achieved 3.27 QPS per node; 31 in flight" in text
+    assert "provisional: 61 sent, 1 failed, 33 % of answers still out" in " ".join(text.split())
+    assert "p90 TTFT         512.3    1234.5      2000     3.4 %" in text
     assert "unknown       inf       100 unknown %" in text
     belief = "capacity so far 5.10 QPS per node, 95 % interval [4.90, 5.40], 5 % quantile 4.90"
     assert belief in " ".join(text.split())
