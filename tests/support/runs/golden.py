@@ -3,9 +3,9 @@
     python -m tests.support.runs.golden RUN        # makes tests/data/golden_run of the run folder RUN
 
 A run of `make sweep` on this project's simulated engine, or the golden run itself after a change of the
-posterior. What names the machine it ran on is written anew in neutral words, its request rows and the tokens
-per second of its windows as today's `loadgen` writes them, its capacity as today's posterior concludes, and
-the checksums of its manifest by the changed files; every row is as it was measured.
+posterior. What names the machine it ran on is written anew in neutral words, its request rows as today's
+`loadgen` writes them, its capacity as today's posterior concludes, and the checksums of its manifest by the
+changed files; every row is as it was measured.
 """
 
 import json
@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from analysis import load_run
 from analysis.capacity import window_table
-from analysis.capacity.window_counts import in_window
 from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import to_tree
 from analysis.results.recount import recount
@@ -40,19 +39,16 @@ def make(source: Path, target: Path) -> None:
     records.write(metrics.with_latencies(run.requests()), target / "requests" / "part-000.parquet")
     records.write_series(run.clients(), target / "clients.parquet")
     records.write_series(run.timeseries(), target / "timeseries.parquet")
-    windows, table = counted(run), run.windows()
+    table = run.windows()
     stated = table.schema.metadata | {b"schema_version": str(window_table.SCHEMA_VERSION).encode()}
-    kept = pa.Table.from_pylist(windows, schema=window_table.WINDOWS.with_metadata(stated))
+    kept = pa.Table.from_pylist(table.to_pylist(), schema=window_table.WINDOWS.with_metadata(stated))
     parquet.write(kept, target / "windows.parquet")
     experiment = replace(load(base=source / "config.yaml"), out="runs", run=target.name)
     (target / "config.yaml").write_text(dump(experiment))
     words = neutral_words(run, target.name)
     lines = [json.dumps(neutral(event, words)) for event in run.events()]
     (target / "events.jsonl").write_text("\n".join(lines) + "\n")
-    sweep = neutral(sweep_json(run.path), words) | {
-        "capacity": concluded(run),
-        "windows": shown(run, windows),
-    }
+    sweep = neutral(sweep_json(run.path), words) | {"capacity": concluded(run)}
     write_json(target / "sweep.json", sweep)
     manifest = neutral(run.manifest, words) | {"argv": ["loadgen", run.manifest["verb"]]}
     write_json(target / "manifest.json", manifest | {"files": checksums(target)})
@@ -61,24 +57,6 @@ def make(source: Path, target: Path) -> None:
 def sweep_json(path: Path) -> dict[str, Any]:
     """sweep.json of a run's folder, with the folder where it lies."""
     return json.loads((path / "sweep.json").read_text()) | {"folder": str(path)}
-
-
-def counted(run: Run) -> list[dict[str, Any]]:
-    """The lines of windows.parquet with the tokens per second of today's definition."""
-    lines = []
-    for line in run.windows().to_pylist():
-        window = window_table.window(line)
-        rows = in_window(run.requests(), window)
-        lines.append(line | window_table.token_rates(rows, window.seconds * line["nodes"]))
-    return lines
-
-
-def shown(run: Run, windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The windows of sweep.json, with those figures of the table that they lack."""
-    by_index = {line["index"]: line for line in windows}
-    rates = "prompt_token_rate_per_node", "output_token_rate_per_node"
-    lines: list[dict[str, Any]] = sweep_json(run.path)["windows"]
-    return [line | {name: by_index[line["index"]][name] for name in rates} for line in lines]
 
 
 def concluded(run: Run) -> dict[str, Any]:
