@@ -25,7 +25,7 @@ from conf.constants import constants, covariance, replaced
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.service import Replicas, Requests, Times, serve, serve_closed
 from tests.support.runs.golden import GOLDEN
-from tests.support.words.words import REFUSED
+from tests.support.words.words import TABLES
 
 TRUTH = {
     "model.step_time.layer_us": 118.0,
@@ -143,7 +143,7 @@ def test_the_constants_of_the_engine_that_was_measured_are_found_again(
     assert np.linalg.eigvalsh(np.array(known.rows)).min() > 0
 
 
-@pytest.mark.parametrize(("words", "says"), REFUSED["words of calibrate"])
+@pytest.mark.parametrize(("words", "says"), TABLES["words of calibrate"])
 def test_what_cannot_be_calibrated_is_refused_in_one_line(
     runs: list[str], words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

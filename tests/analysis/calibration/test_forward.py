@@ -17,7 +17,7 @@ from conf import Experiment, load
 from conf.constants import constants, replaced
 from conf.io import bounded_yaml
 from serve_apps.vllm_engine.rendering import CASES, fits
-from tests.support.words.words import REFUSED
+from tests.support.words.words import TABLES
 
 STEP, REACHED = "model.step_time.", "hardware.efficiency."
 SCALES = {STEP + "deployment_scale": 1.0, STEP + "layout_scale": 1.0, REACHED + "compute": 1.0}
@@ -112,7 +112,7 @@ def test_a_forward_pass_has_no_host_no_step_and_no_logits() -> None:
     assert by_model(machine_of({STEP + "layer_us": 130.0}), batch) > by_model(base, batch)
 
 
-@pytest.mark.parametrize(("text", "why"), REFUSED["files of vllm bench forward"])
+@pytest.mark.parametrize(("text", "why"), TABLES["files of vllm bench forward"])
 def test_a_file_that_is_none_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, why: str
 ) -> None:
@@ -123,7 +123,7 @@ def test_a_file_that_is_none_is_refused_in_one_line(
     assert why in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize(("words", "why"), REFUSED["machines of vllm bench forward"])
+@pytest.mark.parametrize(("words", "why"), TABLES["machines of vllm bench forward"])
 def test_what_the_bench_does_not_time_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], why: str
 ) -> None:

@@ -16,7 +16,7 @@ from analysis.rows import records
 from analysis.rows.parquet import OTHER_WORD
 from analysis.rows.records import table
 from conf.specs.experiment import Slo
-from tests.support.words.words import REFUSED
+from tests.support.words.words import TABLES
 
 MS = 1_000_000
 SLO = Slo("s", ttft_p90_ms=1000.0, tpot_p90_ms=50.0)
@@ -104,7 +104,7 @@ def failing(count, status, kind, finish_reason=None, of=450):
     return rows(of, **{name: [value] * count for name, value in more.items()})
 
 
-@pytest.mark.parametrize(("status", "kind", "finish_reason", "advice"), REFUSED["answers that are malformed"])
+@pytest.mark.parametrize(("status", "kind", "finish_reason", "advice"), TABLES["answers that are malformed"])
 def test_a_failure_of_form_is_never_load_and_voids_the_window(status, kind, finish_reason, advice):
     verdict = judged(failing(5, status, kind, finish_reason))
     assert (verdict.valid, verdict.reason) == (False, "malformed_answers")
@@ -113,25 +113,11 @@ def test_a_failure_of_form_is_never_load_and_voids_the_window(status, kind, fini
     assert judged(failing(4, status, kind, finish_reason)).valid
 
 
-MAY_BE_LOAD = [
-    ("truncated", "token_count", "abort"),
-    ("truncated", "no_done", None),
-    ("truncated", "no_token", None),
-    ("truncated", "connection_lost", None),
-    ("http_error", "in_band", None),
-]
+MAY_BE_LOAD = TABLES["failures that load may cause"]
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "finish_reason"),
-    [
-        *MAY_BE_LOAD,
-        ("http_error", "429", None),
-        ("http_error", "503", None),
-        ("http_error", "403", None),
-        ("timeout", "deadline", None),
-        ("conn_error", "ConnectionRefusedError", None),
-    ],
+    ("status", "kind", "finish_reason"), [*MAY_BE_LOAD, *TABLES["failures of load alone"]]
 )
 def test_a_failure_that_load_may_cause_is_an_answer_that_never_came(status, kind, finish_reason):
     whole, few = (table(failing(count, status, kind, finish_reason, 64)) for count in (0, 3))

@@ -15,7 +15,7 @@ from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
 from analysis.views import side_by_side
 from analysis.views.side_by_side import NO_CLAIM
-from tests.support.words.words import REFUSED
+from tests.support.words.words import TABLES
 
 FOLDER = Path(__file__).parents[2] / "data" / "foreign"
 VLLM, GUIDELLM = FOLDER / "vllm-0.32.0.json", FOLDER / "guidellm-0.8.1.json"
@@ -208,7 +208,7 @@ def test_failures_alone_leave_tpot_unknown_and_ttft_infinite(tmp_path: Path) -> 
     assert any("TPOT and ITL are unknown" in note for note in result.notes)
 
 
-@pytest.mark.parametrize(("message", "code", "token", "status", "kind"), REFUSED["failures of other tools"])
+@pytest.mark.parametrize(("message", "code", "token", "status", "kind"), TABLES["failures of other tools"])
 def test_a_failure_is_sorted_by_its_message(
     message: str, code: int | None, token: bool, status: str, kind: str
 ) -> None:
@@ -236,7 +236,7 @@ SPOILT: list[tuple[Change, str]] = [
     (guidellm(successful=[{"info": {}}]), "KeyError 'timings'"),
     (guidellm(errored=[{"info": {"timings": {"request_start": 1e17}}}]), "not of a version"),
 ]
-STRANGE = [(lambda _, tree=tree: tree, message) for tree, message in REFUSED["files of other tools"]]
+STRANGE = [(lambda _, tree=tree: tree, message) for tree, message in TABLES["files of other tools"]]
 
 
 @pytest.mark.parametrize(("change", "expected"), [*SPOILT, *STRANGE])

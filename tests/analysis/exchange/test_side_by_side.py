@@ -17,6 +17,7 @@ from analysis.views import side_by_side
 from conf import Experiment
 from conf.compose import dump
 from tests.support.runs.golden import GOLDEN, changed, sweep_json
+from tests.support.words.words import TABLES
 
 FOREIGN = Path(__file__).parents[2] / "data" / "foreign"
 RATIO = to_tree(Ratio(Estimate(1.25, 1.2, 1.3), {}, 6, None, unlike=False))
@@ -65,20 +66,11 @@ def test_p90s_are_laid_beside_each_other_at_common_rates(tmp_path: Path) -> None
         assert row[:4] == [f"{rate:.3f}", f"{rate:.3f}", f"{ttft:.1f}", f"{ttft:.1f}"]
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "expected"),
-    [
-        ([4.879, 4.952], [4.949, 5.166], [(1, 0)]),  # 4.879 and 5.166 are too far from each other
-        ([4.952, 4.879], [5.0, 4.949], [(1, 0), (0, 1)]),
-        ([5.0, 5.0, 5.0], [5.0, 5.0], [(0, 0), (1, 1)]),  # of equals the earlier with the earlier
-        ([1.0, 2.0], [1.06, 1.9], []),
-        ([], [1.0], []),
-    ],
-)
+@pytest.mark.parametrize(("ours", "theirs", "expected"), TABLES["rates of two runs"])
 def test_rates_are_paired_nearest_with_nearest(
-    ours: list[float], theirs: list[float], expected: list[tuple[int, int]]
+    ours: list[float], theirs: list[float], expected: list[list[int]]
 ) -> None:
-    assert side_by_side.nearest(ours, theirs) == expected
+    assert side_by_side.nearest(ours, theirs) == [tuple(pair) for pair in expected]
 
 
 def faster(experiment: Experiment) -> Experiment:

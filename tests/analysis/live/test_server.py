@@ -19,6 +19,7 @@ from analysis.live.state import Ending, LiveState, LiveView
 from conf import ConfigError
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.runs.live_states import running
+from tests.support.words.words import TABLES
 
 
 @pytest.fixture
@@ -194,16 +195,7 @@ def test_nothing_listens_after_the_end() -> None:
     assert "live view" not in [thread.name for thread in threading.enumerate()]
 
 
-@pytest.mark.parametrize(
-    ("words", "host", "port"),
-    [
-        ("8090", "127.0.0.1", 8090),
-        ("0", "127.0.0.1", 0),
-        ("0.0.0.0:8090", "0.0.0.0", 8090),
-        ("[::1]:8090", "::1", 8090),
-        ("head.example:65535", "head.example", 65535),
-    ],
-)
+@pytest.mark.parametrize(("words", "host", "port"), TABLES["addresses"])
 def test_a_port_alone_is_this_machine(words: str, host: str, port: int) -> None:
     assert Address.from_words(words, "--live") == Address(host, port)
 

@@ -31,7 +31,7 @@ from conf import ConfigError
 from conf.compose import load_groups
 from conf.specs.planning import Demand, Margins, Planning
 from tests.support.runs.planned_sweeps import sweep
-from tests.support.words.words import REFUSED
+from tests.support.words.words import TABLES
 
 LENGTHS = MeanLengths(5600, 140, 0.0, "asked")
 FLAT = ScalingEfficiency((ScalingPoint(1, 18.4, 0.02),))
@@ -233,7 +233,7 @@ def test_a_demand_by_the_hour(tmp_path: Path) -> None:
     assert led.day.autoscaled_node_hours == 12 * (4 + 14) + 10 * 0.5
 
 
-@pytest.mark.parametrize(("words", "message"), REFUSED["words of a plan"])
+@pytest.mark.parametrize(("words", "message"), TABLES["words of a plan"])
 def test_words_that_cannot_be_are_refused_in_one_line(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_groups(Planning, words)

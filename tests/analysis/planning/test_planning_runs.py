@@ -20,6 +20,7 @@ from analysis.views.plan import answer
 from conf import ConfigError
 from tests.support.runs.golden import GOLDEN, sweep_json
 from tests.support.runs.planned_sweeps import sweep
+from tests.support.words.words import TABLES
 
 WORDS = ["demand.peak_qps=200"]
 UNKNOWN = {"ms": None, "bound_ms": 1.0, "passed": None}
@@ -60,23 +61,7 @@ def test_the_command_plans_on_a_folder() -> None:
     assert from_tree(Plan, json.loads(json_line(tree)), "the plan") == tree
 
 
-@pytest.mark.parametrize(
-    ("change", "code", "message"),
-    [
-        (
-            {"valid": False, "exit_code": 4, "reason": "client_limited: late"},
-            4,
-            "VOID  nothing may be planned on run1",
-        ),
-        ({"valid": False, "exit_code": 5, "capacity": None, "reason": "gone"}, 5, "NO PLAN  nothing may"),
-        (
-            {"exit_code": 3, "capacity": None, "reason": "over"},
-            3,
-            "NO PLAN  nothing may be planned on run1: over",
-        ),
-        ({"exit_code": 6, "capacity": None}, 6, "NO PLAN"),
-    ],
-)
+@pytest.mark.parametrize(("change", "code", "message"), TABLES["runs without a capacity"])
 def test_nothing_is_planned_without_a_capacity(change: dict[str, Any], code: int, message: str) -> None:
     tree = planning.command([sweep(17.6, 18.4, 19.1, **change)], WORDS)
     assert (tree.valid, tree.exit_code) == (False, code)

@@ -21,6 +21,7 @@ from analysis.quality.answer_file import (
     jensen_shannon,
 )
 from tests.support.quality.answers import answer, prompt
+from tests.support.words.words import TABLES
 
 
 def test_answers_are_compared_up_to_the_first_other_token() -> None:
@@ -146,19 +147,7 @@ def test_prompts_with_other_tokens_have_other_digests() -> None:
     assert len({answer_file.digest(tokens) for tokens in ([1, 2, 3], [1, 3, 2], [1, 2], [])}) == 4
 
 
-@pytest.mark.parametrize(
-    ("changed", "why"),
-    [
-        ({"alternatives": [[1, 1]]}, "alternatives at 2"),
-        ({"alternatives": [[1]]}, "than it counts"),
-        ({"alternatives": [[3]]}, "than it counts"),
-        ({"alternative_ids": [[5, 5]]}, "than it counts"),
-        ({"log_probabilities": [[-1.0]]}, "shorter"),
-        ({"log_probabilities": [[math.nan, -1.0]]}, "no log probability"),
-        ({"alternative_ids": [None]}, "no table of answers"),
-        ({"prompt": None}, "lacks prompt"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "why"), TABLES["files of answers"])
 def test_a_file_of_something_else_is_refused(tmp_path: Path, changed: dict[str, object], why: str) -> None:
     good = {
         "prompt": [0],

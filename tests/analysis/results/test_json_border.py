@@ -14,7 +14,7 @@ from analysis.results.verdicts import RunVerdict
 from analysis.stats.estimate import Estimate
 from analysis.views import rates
 from tests.support.runs.verdict_trees import verdict_of
-from tests.support.words.words import REFUSED
+from tests.support.words.words import TABLES
 
 DATA = Path(__file__).parents[2] / "data"
 SAVED = sorted((DATA / "verdicts").glob("*.json"))
@@ -49,7 +49,7 @@ def test_a_key_without_a_field_is_left_out() -> None:
     assert from_tree(RunVerdict, tree, "new") == known
 
 
-@pytest.mark.parametrize(("path", "value", "message"), REFUSED["values of a verdict"])
+@pytest.mark.parametrize(("path", "value", "message"), TABLES["values of a verdict"])
 def test_a_value_of_another_kind_is_named(path: str, value: Any, message: str) -> None:
     tree = json.loads(GOLDEN.read_text())
     *above, name = path.split(".")

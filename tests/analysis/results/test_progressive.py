@@ -33,6 +33,7 @@ from loadgen.studies.published_ladder import BASELINE, STRESS, WARM_UP
 from loadgen.studies.published_tables import PUBLISHED_MODELS, published_model_of
 from tests.support.runs.verdict_trees import text_of
 from tests.support.virtual.virtual_drivers import altered
+from tests.support.words.words import TABLES
 
 SUBJECT = {subject.name: subject for subject in PUBLISHED_MODELS}
 LLAMA, QWEN, DEEPSEEK, KIMI = SUBJECT
@@ -71,18 +72,7 @@ def test_the_papers_rules_give_the_statuses_of_its_own_tables(name: str, end: in
         assert result == row.status, row
 
 
-@pytest.mark.parametrize(
-    ("success", "p99_s", "total", "before", "status"),
-    [
-        (0.949, 1.0, 100, None, "FAILING"),
-        (0.95, 2.0, 100, None, "OK"),
-        (1.0, 2.01, 200, 100, "DEGRADED"),
-        (1.0, 1.0, 104.9, 100, "SATURATED"),
-        (1.0, 1.0, 105.0, 100, "OK"),
-        (1.0, math.inf, 0.0, 100, "DEGRADED"),
-        (0.5, math.inf, 0.0, 100, "FAILING"),
-    ],
-)
+@pytest.mark.parametrize(("success", "p99_s", "total", "before", "status"), TABLES["statuses of the paper"])
 def test_statuses(success: float, p99_s: float, total: float, before: float | None, status: str) -> None:
     assert judged.status(success, p99_s, total, 1.0, before) == status
 

@@ -30,7 +30,7 @@ from tests.support.runs.golden import GOLDEN, changed, sweep_json
 from tests.support.virtual.toy_services import OneAtATime
 from tests.support.virtual.virtual_fleet import HoldRate, VirtualFleet, site
 from tests.support.virtual.virtual_target import VirtualTarget
-from tests.support.words.words import REFUSED
+from tests.support.words.words import TABLES
 
 QUICK = load(["search=quick", "search.budget_s=200", "workload=chat_5600_140_varied"])
 RAMPED = load(["search=standard", "search.budget_s=160", "workload=chat_5600_140_varied"])
@@ -257,7 +257,7 @@ def test_the_lag_that_a_window_may_have_follows_the_bound(run: Run) -> None:
     assert bounds["send_lag_p99"] == 9 and bounds["actor_cpu"] == 0.6
 
 
-@pytest.mark.parametrize(("word", "message"), REFUSED["bounds of a run"])
+@pytest.mark.parametrize(("word", "message"), TABLES["bounds of a run"])
 def test_what_was_not_offered_or_not_recorded_is_refused_in_one_line(
     run: Run, word: str, message: str
 ) -> None:

@@ -5,7 +5,7 @@ import doctest
 import pytest
 
 from analysis.rows import failures, records
-from tests.support.words.words import REFUSED
+from tests.support.words.words import TABLES
 
 
 def rows(*kinds: tuple[str, str | None], phase: str = "window") -> list[dict[str, object]]:
@@ -31,6 +31,6 @@ def test_one_line_names_the_most_frequent_kinds_and_sums_the_others_up() -> None
     assert failures.line({"http_error 529": 1, "http_error ²": 1}, 2).endswith("529, 1 x http_error ²")
 
 
-@pytest.mark.parametrize(("kind", "advice"), REFUSED["remedies of failures"])
+@pytest.mark.parametrize(("kind", "advice"), TABLES["remedies of failures"])
 def test_every_kind_has_a_remedy(kind: str, advice: str) -> None:
     assert advice in failures.remedy(kind)

@@ -6,6 +6,7 @@ import pytest
 
 from analysis.rows import metrics
 from analysis.rows.records import FAILURES, REQUESTS, table
+from tests.support.words.words import TABLES
 
 MS = 1_000_000
 OK = {
@@ -56,19 +57,7 @@ def test_tpot_needs_two_tokens_also_of_a_failure():
 ANSWER = OK | {"output_tokens": 10, "reads": 10}
 
 
-@pytest.mark.parametrize(
-    ("changes", "is_burst"),
-    [
-        ({"reads": 1}, True),
-        ({"reads": 2}, True),
-        ({"reads": 3}, False),
-        ({"reads": None}, False),
-        ({"reads": 2, "output_tokens": 9}, False),
-        ({"reads": 2, "output_tokens": None}, False),
-        ({"reads": 2, "status": "pending"}, True),
-        ({"reads": 2, "status": "truncated"}, False),
-    ],
-)
+@pytest.mark.parametrize(("changes", "is_burst"), TABLES["answers that came in a burst"])
 def test_an_answer_that_came_in_one_or_two_reads_is_a_burst(changes, is_burst):
     assert metrics.burst(table([ANSWER, ANSWER | changes])).tolist() == [False, is_burst]
 

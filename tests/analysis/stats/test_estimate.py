@@ -1,7 +1,6 @@
 """analysis.stats.estimate, pooling, alpha_spending: digits, known quantiles, intervals that hold."""
 
 import doctest
-import math
 from statistics import NormalDist
 
 import numpy as np
@@ -11,6 +10,7 @@ from analysis.stats import estimate
 from analysis.stats.alpha_spending import LEVEL, spent, tail_at
 from analysis.stats.estimate import Estimate, certified, middle, rounded_down, span
 from analysis.stats.pooling import Measured, chi_square, pooled, repeated, student_t
+from tests.support.words.words import TABLES
 
 
 def test_the_examples_hold() -> None:
@@ -37,22 +37,7 @@ def test_a_rate_of_two_decimals_stays(hundredths: int) -> None:
     assert rounded_down(hundredths / 100, 2) == hundredths / 100
 
 
-@pytest.mark.parametrize(
-    ("figures", "message"),
-    [
-        ((3.3112, 2.4041, 4.4512), "3.31 [2.40, 4.45]"),
-        ((0.01482, 0.01311, 0.01661), "0.0148 [0.0131, 0.0166]"),
-        ((184.213, 183.92, 184.551), "184.21 [183.92, 184.55]"),
-        ((184.213, 170.1, 199.4), "184 [170, 199]"),
-        ((5.0, None, 6.1), "5.00 [open, 6.10]"),
-        ((5.0, 5.0, 5.0), "5.00 [5.00, 5.00]"),
-        ((0.0, -0.012, 0.013), "0.00000 [-0.01200, 0.01300]"),
-        ((1e-15, -4.489, 4.489), "0.000 [-4.489, 4.489]"),
-        ((0.5, 0.4999999999, 0.5000000001), "0.50000 [0.50000, 0.50000]"),
-        ((2100.0, 2000.0, math.inf), "2100 [2000, infinite]"),
-        ((math.inf, None, None), "infinite"),
-    ],
-)
+@pytest.mark.parametrize(("figures", "message"), TABLES["digits of an interval"])
 def test_digits_follow_the_width_of_the_interval(figures: tuple[float, ...], message: str) -> None:
     assert span(Estimate(*figures)) == message
 

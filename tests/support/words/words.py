@@ -1,4 +1,4 @@
-"""Words of command lines, and what is said of wrong ones."""
+"""Words of command lines, and tables of cases."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
-DATA = Path(__file__).parents[2] / "data" / "refused_by_analysis.yaml"
-REFUSED: dict[str, list[list[Any]]] = yaml.safe_load(DATA.read_text())
-"""Tables of what `analysis` refuses."""
+DATA = Path(__file__).parents[2] / "data" / "analysis_cases.yaml"
+TABLES: dict[str, list[list[Any]]] = yaml.safe_load(DATA.read_text())
+"""Tables of what tests of `analysis` ask, and what they expect."""
 
 
 def over(words: Iterable[str], *more: str) -> list[str]:
