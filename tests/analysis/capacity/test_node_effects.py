@@ -37,7 +37,6 @@ from tests.support.search.search_windows import limit_count, window
 from tests.support.search.searches import swept
 from tests.support.servers.mock_server import MockServer
 from tests.support.servers.plans import client_plan
-from tests.support.virtual import fluid
 from tests.support.virtual.virtual_service import VirtualService
 from tests.support.virtual.virtual_target import VirtualTarget
 
@@ -248,23 +247,6 @@ def test_a_sweep_says_what_it_measured_streams_per_node_or_a_pool() -> None:
     routed = {**tree, "experiment": {**tree["experiment"], "routing": "leastconn"}, "nodes": None}
     pooled = text_of(routed)
     assert "pooled service behind one balancer" in pooled
-
-
-def found_by(seed: int, nodes_: int, budget_s: float) -> fluid.Answer:
-    words = [f"seed={seed}", "search=standard", "search.min_windows=2", f"search.budget_s={budget_s}"]
-    return swept(driver(words, *[1.0] * nodes_)[0])
-
-
-@pytest.mark.slow
-def test_four_nodes_know_as_much_in_a_quarter_of_the_time() -> None:
-    one, four = found_by(1, 1, 600), found_by(1, 4, 135)
-    # The engine model's own long runs put the knee near 3.35 QPS.
-    for capacity in (one.capacity, four.capacity):
-        assert capacity.low < 3.35 < capacity.high
-    shorter, longer = (sum(o.counts.seconds for o in found.outcomes) for found in (four, one))
-    assert shorter <= longer / 4 and four.elapsed_s < one.elapsed_s / 3
-    width, same = (math.log(c.high / c.low) for c in (four.capacity, one.capacity))
-    assert width < 2 * same  # all nodes may have been in good times together, the more so the shorter the run
 
 
 def test_only_streams_per_node_are_streams() -> None:

@@ -20,20 +20,17 @@ from analysis.results.verdicts import RunVerdict
 from analysis.rows import records
 from analysis.views import answers
 from analysis.views.plan import answer
+from tests.support.runs import run_in_memory
 from tests.support.runs.golden import GOLDEN, changed
 from tests.support.runs.planned_sweeps import sweep
-from tests.support.runs.run_in_memory import request
+from tests.support.runs.run_in_memory import NS, request
 from tests.support.runs.verdict_trees import screen
 
-NS = 1_000_000_000
-WINDOW = {"nodes": 2, "start_ns": 0, "aborted": False, "concurrency": 0, "kind": "window", "valid": True}
 
-
-def window(index: int, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
-    rate = more.pop("rate", 10.0)
-    ends = {"window_start_ns": int(start_s * NS), "window_end_ns": int(end_s * NS)}
-    rates = {"rate_qps": 2 * rate, "rate_qps_per_node": rate}
-    return {**WINDOW, "index": index, **ends, "planned_end_ns": int(end_s * NS), **rates, **more}
+def window(index: int, start_s: float, end_s: float, rate: float = 10.0, **more: Any) -> dict[str, Any]:
+    """A window of two nodes."""
+    two = {"nodes": 2, "rate_qps": 2 * rate}
+    return run_in_memory.window(index, rate, start_s, end_s) | two | more
 
 
 def samples(node: str, idle: float, busy: float, seconds: range, **more: Any) -> list[dict[str, Any]]:

@@ -13,23 +13,16 @@ from analysis.results.runs import RunError
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
 from tests.support.runs.golden import GOLDEN, changed, sweep_json
+from tests.support.runs.run_in_memory import request
 
 MS = 1_000_000
 
 
 def rows(*lines: dict[str, Any]) -> pa.Table:
     """Answered requests of 4 tokens in 300 ms, but for what a line says."""
-    answer = {
-        "status": "ok",
-        "phase": "window",
-        "first_token_offset_ns": 100 * MS,
-        "last_token_offset_ns": 400 * MS,
-        "output_tokens": 4,
-        "requested_output_tokens": 4,
-        "send_offset_ns": MS,
-        "itl_us": [100_000] * 3,
-    }
-    return records.table([answer | {"due_ns": i, "seq": i, **line} for i, line in enumerate(lines)])
+    answer = {"output_tokens": 4, "requested_output_tokens": 4, "itl_us": [100_000] * 3}
+    made = [request(0, 0.0, 100.0, 30.0, **answer) for _ in lines]
+    return records.table([row | {"due_ns": i, "seq": i, **lines[i]} for i, row in enumerate(made)])
 
 
 def test_groups_are_in_order_of_their_values_with_the_unknown_last() -> None:

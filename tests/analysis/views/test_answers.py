@@ -174,7 +174,6 @@ def test_reasons_to_doubt_an_interval_stand_under_the_answer(limit: dict[str, An
 
 SHORT = ["workload.input_tokens=200", "workload.output_tokens=50"]
 EXTERNAL = load([*SHORT, "engine=external", "target.urls=[http://x:1]"])
-OVERRIDDEN = load([*SHORT, "layout.replicas_per_node=4", "layout.tensor_parallel=2"])
 LOAD = "workload chat_5600_140 changed: 200/50 tokens"
 
 
@@ -194,14 +193,6 @@ def test_external_endpoints_have_no_machine_and_no_gpus_on_the_screen_and_in_a_p
     assert plan.gpus is None and ", GPUs unknown, for 200 QPS" in planned
     assert "unknown model on unknown hardware, unknown layout, external engine, routing unknown" in planned
     assert not any(name in text + planned for name in ("Qwen", "MI325X", "dp1"))
-
-
-def test_an_overridden_layout_is_shown_as_it_is_and_its_gpus_are_counted() -> None:
-    text, plan = text_of(measured(OVERRIDDEN)), planning.plan(measured(OVERRIDDEN), 200)
-    assert "4 replica(s), layout 4 x TP2/EP2, on 1 node(s) of MI325X, routing leastconn" in text
-    assert "dp1_tp8" not in text and LOAD in text
-    assert plan.gpus == 8 * plan.nodes
-    assert "on MI325X, 4 x TP2/EP2, simulated engine" in str(plan.answer())
 
 
 ROWS = (("a", "1.5", "ok"), (Link("b", "b/report.html"), "12", "failed: <b>"))
