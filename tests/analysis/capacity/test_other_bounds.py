@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import posterior
@@ -122,19 +120,3 @@ def test_the_capacity_is_where_the_allowed_share_is_over(limit: str) -> None:
     assert capacity.qps_per_node == pytest.approx(5.0, rel=0.02)
     assert capacity.low < 5.0 < capacity.high and capacity.binding == limit
     assert capacity.limits[limit].informative
-
-
-def test_the_limit_that_is_met_first_binds_among_several() -> None:
-    windows = around("itl_p99", np.geomspace(4.5, 5.4, 8), ("ttft", "tpot", "e2e_p95"))
-    capacity = posterior(windows, Prior(math.log(5.0)))
-    assert capacity.binding == "itl_p99" and capacity.binding_probability > 0.9
-    assert list(capacity.limits) == ["itl_p99", "ttft", "tpot", "e2e_p95"]
-    assert capacity.qps_per_node == pytest.approx(5.0, rel=0.03)
-
-
-@settings(max_examples=20)
-@given(st.lists(st.sampled_from(["ttft", "tpot", "itl_p99", "e2e_p95"]), min_size=1, unique=True))
-def test_the_probabilities_to_bind_add_up(limits: list[str]) -> None:
-    windows = around(limits[0], np.geomspace(4.8, 5.2, 3), tuple(limits[1:]))
-    capacity = posterior(windows, Prior(math.log(5.0)))
-    assert 1 / len(limits) - 1e-9 <= capacity.binding_probability <= 1 + 1e-9

@@ -70,22 +70,18 @@ def test_nothing_is_planned_without_a_capacity(change: dict[str, Any], code: int
         planning.plan(sweep(17.6, 18.4, 19.1, **change), 200)
 
 
-def test_a_lower_bound_is_planned_with_and_said() -> None:
-    tree = sweep(17.6, 18.4, 19.1, exit_code=6)
-    tree["capacity"] = tree["capacity"] | {"open_above": True}
-    plan = planning.command([tree], [*WORDS, "plan.basis=estimate", "plan.node_hour_usd=16"])
+def test_a_lower_bound_is_planned_with_and_said_and_an_upper_one_is_not() -> None:
+    above, below = (sweep(17.6, 18.4, 19.1, exit_code=6) for _ in range(2))
+    above["capacity"] |= {"open_above": True}
+    plan = planning.command([above], [*WORDS, "plan.basis=estimate", "plan.node_hour_usd=16"])
     assert (plan.exit_code, plan.nodes, plan.basis) == (6, 14, "low")
     assert str(answer(plan)).startswith("PLAN  at most 14 nodes (the capacity is known from below only)")
     assert "at least 17.6 QPS per node" in str(answer(plan))
     assert plan.cost.full_use.per_1k_requests_usd.low is None
-
-
-def test_an_upper_bound_allows_no_plan() -> None:
-    tree = sweep(17.6, 18.4, 19.1, exit_code=6)
-    tree["capacity"] = tree["capacity"] | {"open_below": True}
-    assert planning.command([tree], WORDS).exit_code == 6
+    below["capacity"] |= {"open_below": True}
+    assert planning.command([below], WORDS).exit_code == 6
     with pytest.raises(NotPlannable, match="only an upper bound"):
-        planning.plan(tree, 200)
+        planning.plan(below, 200)
 
 
 @pytest.mark.parametrize(

@@ -31,15 +31,9 @@ def test_answers_are_compared_up_to_the_first_other_token() -> None:
     assert comparison.base_tokens == base.tokens[:3] and comparison.tokens == other.tokens[:3]
     assert comparison.nats[:2] == (0.0, 0.0) and comparison.nats[2] == comparison.most_nats > 0.1
     assert comparison.mean_nats == pytest.approx(comparison.nats[2] / 3)
-
-
-def test_the_same_answer_is_compared_as_a_whole() -> None:
-    comparison = compare(answer("abcde"), answer("abcde"))
-    assert comparison.positions == 5 and not comparison.flipped and comparison.most_nats == 0.0
-
-
-def test_what_differs_after_the_first_other_token_counts_for_nothing() -> None:
-    assert compare(answer("abcde"), answer("aXcde")) == compare(answer("abcde"), answer("aXYZ!"))
+    assert comparison == compare(base, answer("abXYZ")), "what comes after it counts for nothing"
+    whole = compare(base, base)
+    assert whole.positions == 5 and not whole.flipped and whole.most_nats == 0.0
 
 
 def test_a_side_that_is_missing_failed() -> None:

@@ -26,9 +26,9 @@ from analysis.report import blocks, pages, sections
 from analysis.report.blocks import FigureBlock
 from analysis.results import studies
 from analysis.results.figures import ProbeFigures, Quantile
-from analysis.results.json_border import from_tree, to_tree
+from analysis.results.json_border import to_tree
 from analysis.results.runs import RunError
-from analysis.results.verdicts import RunVerdict, StudyVerdict
+from analysis.results.verdicts import StudyVerdict
 from analysis.rows import parquet, records
 from analysis.views import answers as views
 from analysis.views import rates as rates_view
@@ -224,19 +224,6 @@ def test_what_is_not_claimed_is_not_shown(
     assert "No capacity is claimed" in page.text
     assert str(CLAIMED) not in page.text
     assert reason.partition(": ")[2] in page.text
-
-
-@pytest.mark.parametrize(
-    ("end", "message"), [("open_above", "at least 5.00"), ("open_below", "at most 7.00")]
-)
-def test_an_open_end_is_a_bound_and_no_capacity(end: str, message: str) -> None:
-    tree = sweep_json(GOLDEN)
-    q = {"value": CLAIMED, "low": 5.0, "high": 7.0, "certified": CLAIMED}
-    tree["capacity"] |= {"qps_per_node": q, end: True}
-    tree |= {"passed": False, "exit_code": 6, "reason": "one end is open"}
-    result = views.answer(from_tree(RunVerdict, tree, GOLDEN))
-    assert result.headline.startswith(message) and result.tone == "short"
-    assert str(CLAIMED) not in str(result)
 
 
 def test_a_killed_run_says_so(copy: Path, tmp_path: Path, undrawn: None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from analysis import load_run, planning, report
+from analysis import planning, report
 from analysis.__main__ import main
 from analysis.report.blocks import Page, without_empty
 from analysis.report.sections import power_sections
@@ -16,12 +16,11 @@ from analysis.results import energy
 from analysis.results.energy import PowerFigures, figures
 from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import from_tree, to_tree
-from analysis.results.verdicts import RunVerdict
 from analysis.rows import records
 from analysis.views import answers
 from analysis.views.plan import answer
 from tests.support.runs import run_in_memory
-from tests.support.runs.golden import GOLDEN, changed
+from tests.support.runs.golden import changed, golden
 from tests.support.runs.planned_sweeps import sweep
 from tests.support.runs.run_in_memory import NS, request
 from tests.support.runs.verdict_trees import screen
@@ -115,6 +114,9 @@ def test_a_replaced_node_counts_in_the_windows_in_which_it_served() -> None:
     energy = figures(power(rows), [window(1, 20, 90), window(2, 120, 190)], ANSWERED, None)
     assert [one.watts_per_node for one in energy.windows] == [pytest.approx(4800), pytest.approx(6400)]
     assert energy.windows[0].idle_share and energy.windows[1].idle_share is None
+    busy = figures(power([row for row in TWO if not row["idle"]]), [window(1, 20, 120)], ANSWERED, None)
+    assert busy.windows[0].watts_per_node and busy.windows[0].idle_share is None
+    assert "idle share unknown" in dict(answers.power_facts(golden().experiment, busy))["power"]
     # A node that serves and does not answer is missed.
     alone = [row for row in TWO if row["node"] == "a"]
     assert figures(power(alone), [window(1, 20, 90)], ANSWERED, None).windows[0].watts_per_node is None
@@ -153,17 +155,6 @@ def test_the_verdict_quotes_the_valid_window_nearest_to_the_capacity(certified: 
     tree["qps_per_node"] |= {"certified": certified}
     capacity = from_tree(CapacityFigures, tree, "a test")
     assert figures(power(TWO), windows, ANSWERED, capacity).at == at
-
-
-def test_no_sample_at_rest_leaves_the_idle_share_unknown() -> None:
-    busy = [row for row in TWO if not row["idle"]]
-    energy = figures(power(busy), [window(1, 20, 120)], ANSWERED, None)
-    assert energy.windows[0].watts_per_node and energy.windows[0].idle_share is None
-    assert "idle share unknown" in dict(answers.power_facts(golden().experiment, energy))["power"]
-
-
-def golden() -> RunVerdict:
-    return load_run(GOLDEN).verdict
 
 
 def test_the_screen_says_whose_watts_and_a_run_without_power_says_none() -> None:

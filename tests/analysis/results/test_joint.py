@@ -14,16 +14,12 @@ from analysis.results.figures import NOT_RECORDED, CapacityFigures
 from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.stats.estimate import Estimate
 from analysis.views import side_by_side
-from tests.support.runs.golden import GOLDEN, changed
+from tests.support.runs.golden import GOLDEN, changed, golden
 from tests.support.runs.verdict_trees import screen, screen_of_folder
 
 SAMPLING = Estimate(3.0, 2.9, 3.2, 2.92)
 CONSTANTS = Estimate(1.0, 0.8, 1.25, 0.83)
 ALONE = CapacityFigures(qps_per_node=SAMPLING, qps_per_replica=SAMPLING.per(2), binding="tpot")
-
-
-def golden() -> RunVerdict:
-    return load_run(GOLDEN).verdict
 
 
 def unjoined(verdict: RunVerdict) -> RunVerdict:

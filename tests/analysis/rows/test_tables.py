@@ -203,11 +203,10 @@ def test_a_column_keeps_its_first_words(kind: pa.DataType) -> None:
     assert column.unify_dictionaries().combine_chunks().type == parquet.WORD
 
 
-def test_a_column_of_no_chunk_is_one_of_words() -> None:
+def test_a_column_has_words_alone_and_no_chunk_is_one_of_them() -> None:
     assert folded(pa.chunked_array([], pa.string())).type == parquet.WORD
-
-
-def test_bytes_that_are_no_text_are_refused() -> None:
+    chunk = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["a", None]))
+    assert folded(pa.chunked_array([chunk, chunk])).to_pylist() == ["a", None, "a"] * 2, "another tool's null"
     strange = pa.DictionaryArray.from_arrays([0], pa.array([b"\xff"]).view(pa.string()))
     with pytest.raises(pa.ArrowInvalid):
         folded(pa.chunked_array([strange]))
@@ -227,11 +226,6 @@ def naming(count: int, first: int = 0) -> pa.RecordBatch:
 def plan(folder: RunFolder, count: int) -> None:
     window, tokens = np.full(count, PHASES.index("window")), np.full(count, 4)
     folder.plan(ArrivalSchedule(0, np.arange(count), np.arange(count), window, tokens, tokens, tokens * 0))
-
-
-def test_a_null_among_the_words_of_another_tools_file_is_no_word() -> None:
-    chunk = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["a", None]))
-    assert parquet.folded(pa.chunked_array([chunk, chunk])).to_pylist() == ["a", None, "a"] * 2
 
 
 def test_a_run_with_a_replica_for_every_answer_is_kept(

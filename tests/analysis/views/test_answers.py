@@ -20,6 +20,7 @@ from analysis.stats.estimate import Estimate
 from analysis.views import answers, rates, study
 from analysis.views.shown import MOST_LETTERS, Answer, Link, Table, table_lines
 from conf import Experiment, load
+from tests.support.runs import golden as golden_run
 from tests.support.runs.golden import GOLDEN, sweep_json
 from tests.support.runs.verdict_trees import text_of, verdict_of
 
@@ -35,9 +36,7 @@ def saved(name: str, **changes: Any) -> RunVerdict:
 
 
 def golden(**changes: Any) -> RunVerdict:
-    verdict = load_run(GOLDEN).verdict
-    assert verdict
-    return replace(verdict, folder="runs/x", **changes)
+    return golden_run.golden(folder="runs/x", **changes)
 
 
 def facts(verdict: RunVerdict) -> dict[str, str]:
@@ -98,11 +97,15 @@ def test_a_distant_window_is_said_to_be_the_nearest() -> None:
     assert name == "at 3.27 QPS per node, the load nearest to that rate"
 
 
-def test_a_bound_alone_is_no_rate_to_plan_with() -> None:
-    capacity = golden().capacity
-    assert capacity
-    headline = answers.brief(golden(capacity=replace(capacity, open_above=True))).headline
-    assert headline.startswith("at least 2.48 QPS per node") and "to plan with" not in headline
+@pytest.mark.parametrize(
+    ("end", "message"), [("open_above", "at least 5.00 QPS per node"), ("open_below", "at most 7.00")]
+)
+def test_a_bound_alone_is_no_capacity_and_no_rate_to_plan_with(end: str, message: str) -> None:
+    q = Estimate(77.77, 5.0, 7.0, 77.77)
+    open_ = golden(capacity=replace(golden().capacity, qps_per_node=q, **{end: True}), exit_code=6)
+    for result in (answers.brief(open_), answers.answer(open_)):
+        assert result.headline.startswith(message) and "to plan with" not in result.headline
+        assert result.tone == "short" and "77.77" not in str(result)
 
 
 def test_an_open_part_says_so_and_that_it_is_simulated() -> None:

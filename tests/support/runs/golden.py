@@ -24,6 +24,7 @@ from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import to_tree
 from analysis.results.recount import recount
 from analysis.results.runs import Run
+from analysis.results.verdicts import RunVerdict
 from analysis.rows import metrics, parquet, records
 from conf import load
 from conf.compose import dump
@@ -89,6 +90,13 @@ def neutral(tree: Any, words: dict[str, str]) -> Any:
     if isinstance(tree, list):
         return [neutral(value, words) for value in tree]
     return words.get(tree, tree) if isinstance(tree, str) else tree
+
+
+def golden(**changes: Any) -> RunVerdict:
+    """The verdict of the golden run, with these changes."""
+    verdict = load_run(GOLDEN).verdict
+    assert verdict
+    return replace(verdict, **changes)
 
 
 def unsealed(run: Path) -> Path:
