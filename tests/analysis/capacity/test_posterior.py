@@ -29,6 +29,7 @@ from conf.specs.experiment import Arrivals, Lengths, Slo, Workload
 from loadgen.search.window_plan import WindowPlan
 from tests.support.search.search_windows import limit_count, on_the_curve, window
 from tests.support.virtual.fluid import Fluid
+from tests.support.words.words import TABLES
 
 MS = 1_000_000
 SLO = Slo("s", ttft_p90_ms=1000.0, tpot_p90_ms=50.0)
@@ -60,24 +61,10 @@ def both(counts):
     return [(limit.over, limit.determined) for limit in (counts.over("ttft"), counts.over("tpot"))]
 
 
-@pytest.mark.parametrize(
-    ("request_row", "ttft", "tpot"),
-    [
-        (row(20), (0, 1), (0, 1)),
-        (row(20, first_ms=1000, tpot_ms=50.0), (0, 1), (0, 1)),
-        (row(20, first_ms=1001, tpot_ms=50.1), (1, 1), (1, 1)),
-        (row(20, status="timeout"), (1, 1), (1, 1)),
-        (row(20, tokens=1), (0, 1), (0, 0)),
-        (row(59.5, "pending", first_ms=None, tokens=None), (0, 0), (0, 0)),
-        (row(58.9, "pending", first_ms=None, tokens=None), (1, 1), (0, 0)),
-        (row(54, "pending", first_ms=1500, tokens=14), (1, 1), (0, 0)),
-        (row(54, "pending", first_ms=500, tokens=15), (0, 1), (1, 1)),
-        (row(54, "pending", first_ms=500, tokens=200), (0, 1), (0, 1)),
-    ],
-)
+@pytest.mark.parametrize(("request_row", "ttft", "tpot"), TABLES["requests over the bounds"])
 def test_labels(request_row, ttft, tpot):
     window = replace(WINDOW, window_end_ns=60 * NS, planned_end_ns=60 * NS)
-    assert both(counted(request_row, window=window)) == [ttft, tpot]
+    assert both(counted(row(**request_row), window=window)) == [tuple(ttft), tuple(tpot)]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from conf import ConfigError, load
 from conf.specs.planning import Demand, Margins
 from serve_apps.__main__ import main as render
 from serve_apps.vllm_engine.config_file import OUR_BUILDER
+from tests.support.words.words import TABLES
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 WORDS = [str(GOLDEN), "plan.scale_up_minutes=5"]
@@ -100,22 +101,11 @@ def test_a_split_layout_has_no_such_file(words: list[str]) -> None:
         _application(load(["cluster.session=fake", *words]))
 
 
-MEAN = ["demand.peak_qps=30", "demand.mean_qps=15"]
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ([*WORDS, "demand.peak_qps=30"], "the fewest engines need a demand by the hour"),
-        ([*WORDS, *MEAN, "--serve-config", "x.txt"], "in .yaml or .yml"),
-        ([*WORDS, *MEAN, "--serve-config", "none/x.yaml"], "cannot write to none"),
-        ([str(GOLDEN), *MEAN], "add plan.scale_up_minutes=MINUTES"),
-        (["demand.peak_qps=30"], "rests on the requests of a run"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), TABLES["plans without a file for Serve"])
 def test_what_a_file_would_lack_is_one_line(words: list[str], says: str, tmp_path: Path) -> None:
     with pytest.raises((RunError, ConfigError), match=says):
-        act(grammar("plan").parse_args(["--serve-config", str(tmp_path / "serve.yaml"), *words]))
+        given = [str(GOLDEN) if word == "RUN" else word for word in words]
+        act(grammar("plan").parse_args(["--serve-config", str(tmp_path / "serve.yaml"), *given]))
     assert not list(tmp_path.iterdir())
 
 

@@ -23,6 +23,7 @@ from conf import Experiment, load
 from tests.support.runs import golden as golden_run
 from tests.support.runs.golden import GOLDEN, sweep_json
 from tests.support.runs.verdict_trees import text_of, verdict_of
+from tests.support.words.words import TABLES
 
 MOST_LINES = 15
 VERDICTS = GOLDEN.parent / "verdicts"
@@ -158,15 +159,7 @@ def test_token_rates_are_those_of_the_answers_and_unknown_is_not_0() -> None:
     assert token_rates(untold, 30.0)["prompt_token_rate_per_node"]
 
 
-@pytest.mark.parametrize(
-    ("limit", "message"),
-    [
-        ({"determined": 249}, "it rests on 249 requests, fewer than 250; measure 2 times as long"),
-        ({"determined": 1}, "it rests on 1 requests, fewer than 250; measure 250 times as long"),
-        ({"slope_unusual": True}, "the share over the bound on p90 TPOT hardly follows the load"),
-        ({}, ""),
-    ],
-)
+@pytest.mark.parametrize(("limit", "message"), TABLES["reasons to doubt an interval"])
 def test_reasons_to_doubt_an_interval_stand_under_the_answer(limit: dict[str, Any], message: str) -> None:
     tree = sweep_json(GOLDEN)
     tree["capacity"]["limits"][tree["capacity"]["binding"]] |= limit

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 DATA = Path(__file__).parents[2] / "data" / "analysis_cases.yaml"
-TABLES: dict[str, list[list[Any]]] = yaml.safe_load(DATA.read_text())
+TABLES: dict[str, list[Any]] = yaml.safe_load(DATA.read_text())
 """Tables of what tests of `analysis` ask, and what they expect."""
 
 
