@@ -29,20 +29,7 @@ FITTED = {
     LAYER: Constant(92.0, "us", "fit", 90.0, 94.5),
     LINK: Constant(0.7, "share of raw", "fit", 0.65, 0.76),
 }
-EXACT = (
-    "fixed in the fit: layer_us has the rest",
-    "no experts",
-    "unique prompts route independently",
-    "a model without vision",
-    "not in the fit: the paper's prompts were all cache hits",
-    "one efficiency for all tokens: its rise is not told apart",
-    "not told apart from layer_us: every step of the fit holds prefill",
-    "one GPU: nothing that more GPUs do not share",
-    "not in the fit, which is of times per token",
-    "one layout in the fit: gemm_prefill has what more GPUs do not share",
-    "the constants of the default model are those of this GPU",
-    "unknown: its peaks alone tell it from the GPU of a fit",
-)
+EXACT = yaml.safe_load((DATA / "exact_sources.yaml").read_text())
 KNOWN = Covariance((LAYER, LINK), ((1.6e-4, -2e-4), (-2e-4, 1.5e-3)))
 
 

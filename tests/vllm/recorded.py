@@ -131,11 +131,8 @@ class RecordedService:
         for (_, work), tokens in zip(log.steps, self._steps[g], strict=True):
             work += sorted((str(serial // self._each), new) for serial, new in tokens.items())
         for number, request in enumerate(self._arrays.requests[g :: self._each][: self._count]):
-            log.first_s[str(number)], log.last_s[str(number)] = (
-                float(request["first_s"]),
-                float(request["last_s"]),
-            )
-            log.cached[str(number)] = int(request["cached"])
+            for column in ("first_s", "last_s", "cached"):
+                getattr(log, column)[str(number)] = request[column].item()
         return log
 
 

@@ -55,8 +55,7 @@ from pathlib import Path
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from analysis.quality import answer_file
-from analysis.quality.answer_file import AnswerRecord, digest
-from analysis.quality.answer_file import Answer
+from analysis.quality.answer_file import Answer, AnswerRecord, digest
 
 def answered(output):
     tops = [{token: min(one.logprob, 0.0) for token, one in top.items()} for top in output.logprobs]
@@ -83,33 +82,25 @@ print("SAID" + json.dumps(refused))
 """
 
 
-@dataclass(frozen=True)
-class Models:
-    """Folders of the model and of its copies with noise."""
-
-    plain: Path
-    much: Path
-    little: Path
-
-
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of the plain model and of its copies with much and little noise."""
     from safetensors.numpy import load_file, save_file
 
     model, file = load(["model=tiny_qwen3_moe", "layout=dp1_tp1"]).model, "model.safetensors"
-    folders = [tmp_path_factory.mktemp(name) for name in ("plain", "much", "little")]
-    write_folder(model, folders[0], weights=True)
-    drawn = load_file(folders[0] / file)
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("plain", "much", "little")}
+    write_folder(model, folders["plain"], weights=True)
+    drawn = load_file(folders["plain"] / file)
     sharp = {name: values * _factor(name) for name, values in drawn.items()}
-    save_file(sharp, folders[0] / file, metadata={"format": "pt"})
-    for folder, share in zip(folders[1:], (MUCH, LITTLE), strict=True):
+    save_file(sharp, folders["plain"] / file, metadata={"format": "pt"})
+    for copy, share in (("much", MUCH), ("little", LITTLE)):
         rng = np.random.default_rng(1)
         noisy = {
             name: (values + share * values.std() * rng.standard_normal(values.shape)).astype(np.float32)
             for name, values in sharp.items()
         }
-        save_file(noisy, write_folder(model, folder) / file, metadata={"format": "pt"})
-    return Models(*folders)
+        save_file(noisy, write_folder(model, folders[copy]) / file, metadata={"format": "pt"})
+    return folders
 
 
 def _factor(name: str) -> np.float32:
@@ -118,7 +109,7 @@ def _factor(name: str) -> np.float32:
 
 
 @pytest.fixture(scope="module")
-def experiment(models: Models) -> Experiment:
+def experiment(models: dict[str, Path]) -> Experiment:
     """Prompts of real text: this model's tokenizer makes a token of every byte."""
     return load(
         [
@@ -126,7 +117,7 @@ def experiment(models: Models) -> Experiment:
             "model=tiny_qwen3_moe",
             "layout=dp1_tp1",
             "workload=smoke",
-            f"workload.tokenizer={models.plain}",
+            f"workload.tokenizer={models['plain']}",
             "quality.load=idle",
             f"quality.prompts={fewest_prompts(Quality())}",
             f"quality.prompt_tokens={2 * BLOCK_TOKENS}",
@@ -137,13 +128,13 @@ def experiment(models: Models) -> Experiment:
 
 @pytest.fixture(scope="module")
 def served(
-    models: Models, experiment: Experiment, tmp_path_factory: pytest.TempPathFactory
+    models: dict[str, Path], experiment: Experiment, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     """An endpoint of the plain model."""
     log, words = tmp_path_factory.mktemp("server") / "plain.log", ["--enforce-eager"]
     for key, value in ARGS.items():
         words += [f"--{key.replace('_', '-')}", str(value)]
-    with serving(models.plain, experiment.model.served_name, log, ENVIRONMENT, *words) as starting:
+    with serving(models["plain"], experiment.model.served_name, log, ENVIRONMENT, *words) as starting:
         yield starting.ready()
 
 
@@ -180,13 +171,15 @@ class Recorded:
 
 
 @pytest.fixture(scope="module")
-def recorded(models: Models, experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+def recorded(
+    models: dict[str, Path], experiment: Experiment, tmp_path_factory: pytest.TempPathFactory
+) -> Recorded:
     out = tmp_path_factory.mktemp("recorded")
     sides = {
-        "much": (str(models.much), ARGS),
-        "little": (str(models.little), ARGS),
-        "bf16": (str(models.plain), {**ARGS, "dtype": "bfloat16"}),
-        "fp8": (str(models.plain), {**ARGS, "kv_cache_dtype": "fp8"}),
+        "much": (str(models["much"]), ARGS),
+        "little": (str(models["little"]), ARGS),
+        "bf16": (str(models["plain"]), {**ARGS, "dtype": "bfloat16"}),
+        "fp8": (str(models["plain"]), {**ARGS, "kv_cache_dtype": "fp8"}),
     }
     tree = {
         "out": str(out),

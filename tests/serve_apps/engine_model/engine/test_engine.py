@@ -56,11 +56,6 @@ def served_one_by_one(served: Engine, *requests: GenerateRequest) -> list[Reques
     return states
 
 
-def time_to_first(state: RequestState, before: RequestState) -> float:
-    assert state.first_token_s is not None and before.last_token_s is not None
-    return state.first_token_s - before.last_token_s
-
-
 def test_a_shared_prefix_is_computed_once_and_never_whole() -> None:
     shared = tuple(range(100))  # 1600 tokens
     served = engine()
@@ -69,7 +64,10 @@ def test_a_shared_prefix_is_computed_once_and_never_whole() -> None:
     states = served_one_by_one(served, *alike, longer, other)
     assert [state.cached_tokens for state in states] == [0, 1584, 1600, 0], "the last block is recomputed"
     assert (served.total("prefix_queries"), served.total("prefix_hits")) == (3 * 1600 + 1700, 1584 + 1600)
-    assert time_to_first(states[1], states[0]) < 0.6 * time_to_first(states[3], states[2])
+    first_s, last_s = (
+        [getattr(state, f"{which}_token_s") for state in states] for which in ("first", "last")
+    )
+    assert first_s[1] - last_s[0] < 0.6 * (first_s[3] - last_s[2])
     states = served_one_by_one(engine(enable_prefix_caching=False), *alike, longer)
     assert [state.cached_tokens for state in states] == [0, 0, 0]
 
