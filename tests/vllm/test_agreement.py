@@ -58,21 +58,16 @@ def p90s_ms(run: Run) -> tuple[Any, Any]:
     rows = rows.filter(pa.array(~metrics.status_in(rows, *metrics.UNSENT, records.PENDING)))
     # vLLM's front end runs on this machine; `front_end_latency_ms` belongs to another.
     experiment = replaced(SIMULATED, {"model.step_time.front_end_latency_ms": 0.0})
-    served = simulate(experiment, arrivals(rows), experiment.cluster.nodes, run.config.seed)
+    names = "requested_input_tokens", "requested_output_tokens", "shared_tokens"
+    tokens = (rows[name].to_numpy().astype(np.int64) for name in names)
+    due_ns, no_phase = rows["due_ns"].to_numpy(), np.zeros(rows.num_rows, np.int64)
+    again = ArrivalSchedule(0, rows["seq"].to_numpy(), due_ns, no_phase, *tokens)
+    served = simulate(experiment, again, experiment.cluster.nodes, run.config.seed)
     (window,) = run.windows().to_pylist()
-    due_ns = rows["due_ns"].to_numpy()
     at = np.flatnonzero((due_ns >= window["window_start_ns"]) & (due_ns < window["window_end_ns"]))
     inside = rows.take(pa.array(at))
     first_s, last_s = np.asarray(served.first_s)[at], np.asarray(served.last_s)[at]
-    tokens = metrics.numbers(inside, "requested_output_tokens")
+    output = metrics.numbers(inside, "requested_output_tokens")
     ttft = metrics.ttft(inside), metrics.ttft_ms(due_ns[at] / NS, first_s)
-    tpot = metrics.tpot(inside), metrics.tpot_ms(first_s, last_s, tokens)
+    tpot = metrics.tpot(inside), metrics.tpot_ms(first_s, last_s, output)
     return tuple(quantile(it, 0.9) for it in ttft), tuple(quantile(it, 0.9) for it in tpot)
-
-
-def arrivals(rows: pa.Table) -> ArrivalSchedule:
-    """The requests of a run, to be served once more."""
-    names = "requested_input_tokens", "requested_output_tokens", "shared_tokens"
-    tokens = (rows[name].to_numpy().astype(np.int64) for name in names)
-    seq, due_ns = rows["seq"].to_numpy(), rows["due_ns"].to_numpy()
-    return ArrivalSchedule(0, seq, due_ns, np.zeros(rows.num_rows, np.int64), *tokens)

@@ -274,20 +274,6 @@ def test_an_answer_is_what_the_gate_reads(experiment: Experiment, served: Server
         assert top[token] == max(top.values()) and len(top) == gate_questions.ALTERNATIVES
 
 
-def refusals(url: str, body: bytes, model: ServedModel) -> tuple[Any, Any]:
-    """The error of vLLM and that of the simulated server; None for what is accepted."""
-    theirs = ours = None
-    try:
-        post(url, body)
-    except urllib.error.HTTPError as error:
-        theirs = json.loads(error.read())["error"]
-    try:
-        openai_request.parse_completion(body, model)
-    except ApiError as refused:
-        ours = json.loads(refused.body)["error"]
-    return theirs, ours
-
-
 SALTS = ["a" * 128, "a" * 129, "a@b", "a/b", "a\\b", "a\0b", ""]
 ONE_MORE = {"logprobs": gate_questions.ALTERNATIVES + 1}
 
@@ -298,8 +284,15 @@ def test_our_rules_for_salts_and_alternatives_are_vllms(
 ) -> None:
     """The simulated server's, with its words."""
     name, prompt = experiment.model.served_name, gate_questions.gate_prompts(experiment)[0]
-    tree = json.loads(gate_questions.request_body(name, prompt, 1, "a")) | asked
-    model = ServedModel(name, 1024, experiment.model.vocab)
-    theirs, ours = refusals(served.url, json.dumps(tree).encode(), model)
+    body = json.dumps(json.loads(gate_questions.request_body(name, prompt, 1, "a")) | asked).encode()
+    theirs = ours = None  # where the request is accepted
+    try:
+        post(served.url, body)
+    except urllib.error.HTTPError as error:
+        theirs = json.loads(error.read())["error"]
+    try:
+        openai_request.parse_completion(body, ServedModel(name, 1024, experiment.model.vocab))
+    except ApiError as refused:
+        ours = json.loads(refused.body)["error"]
     assert ours == theirs
     assert asked != ONE_MORE or f"max allowed: {gate_questions.ALTERNATIVES}" in theirs["message"]

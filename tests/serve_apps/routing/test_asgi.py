@@ -56,8 +56,8 @@ class Client:
         return await asyncio.wait_for(self.sent.get(), 10)
 
 
-def story(told: Callable[[Server, Forwarding], Awaitable[None]]) -> None:
-    """Run `told` with a server and an application before it."""
+def with_server(told: Callable[[Server, Forwarding], Awaitable[None]]) -> Callable[[], None]:
+    """A test that has a server and an application before it."""
 
     async def run() -> None:
         server = Server()
@@ -70,52 +70,45 @@ def story(told: Callable[[Server, Forwarding], Awaitable[None]]) -> None:
             finally:
                 await app.close()
 
-    asyncio.run(run())
+    return lambda: asyncio.run(run())
 
 
-def test_parts_are_passed_on_as_they_come() -> None:
-    async def told(server: Server, app: Forwarding) -> None:
-        client = Client(app)
-        start = await client.next()
-        assert start["status"] == 201
-        names = dict(start["headers"])
-        assert names[b"x-vllm"] == b"1" and names[b"content-encoding"] == b"odd"
-        assert b"transfer-encoding" not in names
-        assert await client.next() == {"type": "http.response.body", "body": b"one", "more_body": True}
-        assert client.sent.empty()
-        server.second.set()
-        assert (await client.next())["body"] == b"two"
-        assert await client.next() == {"type": "http.response.body", "body": b"", "more_body": False}
-        ((path, body, headers),) = server.seen
-        assert (path, body) == ("/v1/completions?a=1", BODY)
-        assert headers["x-session-id"] == "7" and headers["Host"] != "front"
-
-    story(told)
+@with_server
+async def test_parts_are_passed_on_as_they_come(server: Server, app: Forwarding) -> None:
+    client = Client(app)
+    start = await client.next()
+    assert start["status"] == 201
+    names = dict(start["headers"])
+    assert names[b"x-vllm"] == b"1" and names[b"content-encoding"] == b"odd"
+    assert b"transfer-encoding" not in names
+    assert await client.next() == {"type": "http.response.body", "body": b"one", "more_body": True}
+    assert client.sent.empty()
+    server.second.set()
+    assert (await client.next())["body"] == b"two"
+    assert await client.next() == {"type": "http.response.body", "body": b"", "more_body": False}
+    ((path, body, headers),) = server.seen
+    assert (path, body) == ("/v1/completions?a=1", BODY)
+    assert headers["x-session-id"] == "7" and headers["Host"] != "front"
 
 
-def test_a_client_that_leaves_is_missed_by_the_server() -> None:
+@with_server
+async def test_a_client_that_leaves_is_missed_by_the_server(server: Server, app: Forwarding) -> None:
     """Serve cancels the request of a client that is gone."""
-
-    async def told(server: Server, app: Forwarding) -> None:
-        client = Client(app)
-        await client.next()
-        client.task.cancel()
-        await asyncio.wait_for(server.gone.wait(), PATIENCE_S)
-
-    story(told)
+    client = Client(app)
+    await client.next()
+    client.task.cancel()
+    await asyncio.wait_for(server.gone.wait(), PATIENCE_S)
 
 
-def test_an_answer_that_breaks_off_is_broken_off() -> None:
-    async def told(server: Server, app: Forwarding) -> None:
-        client = Client(app, "/breaks")
-        await client.next()
-        server.second.set()
-        with pytest.raises(ClientPayloadError):
-            await client.task
-        while not client.sent.empty():
-            assert client.sent.get_nowait()["more_body"]
-
-    story(told)
+@with_server
+async def test_an_answer_that_breaks_off_is_broken_off(server: Server, app: Forwarding) -> None:
+    client = Client(app, "/breaks")
+    await client.next()
+    server.second.set()
+    with pytest.raises(ClientPayloadError):
+        await client.task
+    while not client.sent.empty():
+        assert client.sent.get_nowait()["more_body"]
 
 
 def test_a_server_that_is_gone_is_a_bad_gateway() -> None:

@@ -14,7 +14,6 @@ from analysis.planning.serve_scaling import ServeScaling, serve_file
 from cluster.ray_session.session import Session
 from conf import ConfigError, load
 from conf.compose import dump
-from conf.specs.experiment import Experiment
 from serve_apps.simulated.app import BUILDER, ENGINES, application
 from tests.support.machine.patience import until
 
@@ -35,16 +34,6 @@ SCALING = ServeScaling(
 )
 
 
-def tree_of(experiment: Experiment) -> dict[str, object]:
-    return {
-        "name": APP,
-        "route_prefix": "/",
-        "import_path": BUILDER,
-        "args": {"experiment": dump(experiment)},
-        "deployments": [{"name": ENGINES, "autoscaling_config": {}}],
-    }
-
-
 def running() -> int:
     app = serve.status().applications.get(APP)
     return app.deployments[ENGINES].replica_states.get("RUNNING", 0) if app and app.deployments else 0
@@ -54,8 +43,14 @@ def running() -> int:
 @pytest.mark.slow
 def test_a_deployment_follows_its_load_by_the_file(standing: Session) -> None:
     experiment = load(WORDS)
-    text = serve_file(SCALING, tree_of(experiment), "a test")
-    file = ServeDeploySchema.model_validate(yaml.safe_load(text))
+    tree = {
+        "name": APP,
+        "route_prefix": "/",
+        "import_path": BUILDER,
+        "args": {"experiment": dump(experiment)},
+        "deployments": [{"name": ENGINES, "autoscaling_config": {}}],
+    }
+    file = ServeDeploySchema.model_validate(yaml.safe_load(serve_file(SCALING, tree, "a test")))
     body = json.dumps({"model": experiment.model.served_name, "prompt": [1] * 50, "max_tokens": 20}).encode()
     over = threading.Event()
 

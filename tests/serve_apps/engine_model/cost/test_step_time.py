@@ -145,20 +145,10 @@ def test_the_fullest_gpu_reads_more_experts_than_the_mean_and_never_more_than_al
     assert fullest.expert_read_s == pytest.approx(mean.expert_read_s)
 
 
-def rising(tokens: float) -> Roofline:
-    """The model whose prefill reaches its efficiency after about `tokens` of a step."""
-    return steps(replaced(experiment(), {"model.step_time.gemm_rise_tokens": tokens}))
-
-
-def prefill_s(model: Roofline, tokens: int) -> float:
-    """Linear layers of the prefill tokens of a step."""
-    spent = terms(model, prefill(tokens))
-    return spent.prefill + spent.rise
-
-
 def test_prefill_efficiency_rises_smoothly_from_that_of_decode() -> None:
-    slow = rising(200)
-    marginal_s = np.diff([prefill_s(slow, n) for n in range(4097)]).tolist()
+    slow = steps(replaced(experiment(), {"model.step_time.gemm_rise_tokens": 200}))
+    linear = [terms(slow, prefill(tokens)) for tokens in range(4097)]
+    marginal_s = np.diff([spent.prefill + spent.rise for spent in linear]).tolist()
     assert marginal_s[0] == pytest.approx(slow.decode_gemm_token_s, rel=0.005)
     assert marginal_s[-1] == pytest.approx(slow.prefill_gemm_token_s, rel=0.001)
     falls = [a - b for a, b in zip(marginal_s, marginal_s[1:], strict=False)]
