@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import chain, repeat
 from pathlib import Path
@@ -30,10 +30,12 @@ from cluster.deployment.warmup import DeployError, ReplicaWarmer, WarmupRequests
 from conf import load
 from conf.io.http_get import MOST_BYTES, Access
 from conf.io.secret import HIDDEN, Secret
+from loadgen.cli.service import _answering
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import Client
 from loadgen.run import samplers
 from loadgen.run.endpoint import TargetError, models_of
+from loadgen.run.jobs import Service
 from loadgen.run.samplers import Scraper
 from loadgen.traffic.schedule import Planned
 from tests.support.servers.hostile_server import HostileServer, Script, endlessly, key_in
@@ -365,16 +367,11 @@ def test_an_echo_says_where_the_key_was() -> None:
 @pytest.mark.battery("hostile endpoint")
 @pytest.mark.parametrize("name", ["a body in drops", "an endless body", "302 to elsewhere", "in a 401"])
 def test_no_recovery_believes_it(name: str) -> None:
-    from loadgen.cli.service import _answering
-    from loadgen.run.jobs import Service
-
-    words = ["engine=external", "target.urls=[http://127.0.0.1:1]", "workload=smoke"]
+    experiment = load(["engine=external", "target.urls=[http://127.0.0.1:1]", "workload=smoke", "run=x"])
     with HostileServer({"any": plays(sized(b"{}"))}) as thief:
         with HostileServer(scripts(thief.url.removeprefix("http://"))) as server:
-            url = server.address("recovery", name)
-            experiment = load(words)
-            served = Service([url], access=Access(Secret(KEY)))
+            served = Service([server.address("recovery", name)], access=Access(Secret(KEY)))
             with pytest.raises(TargetError) as refused:
-                _answering(replace(experiment, run="x"), served, DEADLINE_S)
+                _answering(experiment, served, DEADLINE_S)
         assert thief.heads == []
     assert str(refused.value).isprintable() and KEY not in str(refused.value)

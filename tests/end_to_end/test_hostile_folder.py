@@ -18,6 +18,8 @@ from analysis import __main__ as reading
 from analysis import load_run
 from analysis.results.figures import RequestCounts
 from analysis.rows import records
+from conf import load
+from conf.compose import dump
 from loadgen import __main__ as loading
 from loadgen.cli import measuring, output
 from loadgen.fleet.arrow_stream import ArrowStream
@@ -317,9 +319,6 @@ def test_a_failed_start_gets_no_report_of_nothing(run: Path) -> None:
 
 @pytest.mark.parametrize("name", ["007", "1e3", "2026_11_23", "yes", "0x10", "12:30"])
 def test_a_name_is_text(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from conf import load
-    from conf.compose import dump
-
     experiment = load([f"run={name}", f"out={name}", f"target.api_key_env={name}"])
     assert (experiment.run, experiment.out, experiment.target.api_key_env) == (name, name, name)
     (tmp_path / "config.yaml").write_text(dump(experiment))
