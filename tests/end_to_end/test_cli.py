@@ -41,9 +41,7 @@ def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_session", "nothing_left")
 @pytest.mark.parametrize(
-    "words",
-    [["sweep"], ["compare", "b.target.urls=[http://127.0.0.1:8]"]],
-    ids=["sweep", "compare"],
+    "words", [["sweep"], ["compare", "b.target.urls=[http://127.0.0.1:8]"]], ids=["sweep", "compare"]
 )
 def test_an_unreachable_target_is_exit_5_and_leaves_no_folder(words: list[str], tmp_path: Path) -> None:
     own = "engine=external", "target.urls=[http://127.0.0.1:9]", f"out={tmp_path}", "run=gone"

@@ -56,18 +56,12 @@ def certify(run: Path) -> None:
     edited(run, "sweep.json", lambda tree: tree["capacity"]["qps_per_node"].update(certified=9.04))
 
 
-def cut(run: Path) -> None:
-    os.truncate(run / "windows.parquet", 3000)
-
-
-def lengthen(run: Path) -> None:
-    shutil.copy(run / "requests" / "part-000.parquet", run / "requests" / "part-001.parquet")
-
-
-def forget(run: Path) -> None:
-    (run / "timeseries.parquet").unlink()
-
-
+SPOILS: dict[str, Callable[[Path], object]] = {
+    "certify": certify,
+    "cut": lambda run: os.truncate(run / "windows.parquet", 3000),
+    "lengthen": lambda run: shutil.copy(run / "requests/part-000.parquet", run / "requests/part-001.parquet"),
+    "forget": lambda run: (run / "timeseries.parquet").unlink(),
+}
 READERS: dict[str, Callable[[Path], list[str]]] = {
     "show": lambda run: ["show", str(run)],
     "plan": lambda run: ["plan", str(run), "demand.peak_qps=20"],
@@ -78,10 +72,10 @@ READERS: dict[str, Callable[[Path], list[str]]] = {
 
 
 @battery
-@pytest.mark.parametrize("spoil", [certify, cut, lengthen, forget])
+@pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS)
 @pytest.mark.parametrize("verb", READERS)
 def test_who_reads_an_altered_run_says_so_and_fails(
-    run: Path, verb: str, spoil: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+    run: Path, verb: str, spoil: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoil(run)
     assert reading.main(READERS[verb](run)) == 1

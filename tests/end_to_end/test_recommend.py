@@ -75,10 +75,7 @@ def test_every_proposal_is_a_command_that_runs(
 
 @pytest.mark.slow
 def test_a_saved_answer_is_the_verdict_is_shown_and_cannot_be_recomputed(
-    tree: dict[str, Any],
-    verdict: RecommendationVerdict,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    tree: dict[str, Any], verdict: RecommendationVerdict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tree["exit_code"] == 0 and to_tree(verdict) | {"event": "result"} == tree
     file = tmp_path / "answer.json"

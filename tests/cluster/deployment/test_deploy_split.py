@@ -27,10 +27,7 @@ class Split(NamedTuple):
     words: tuple[str, ...]
 
 
-SPLITS = {
-    "read": Split(1, ("layout.connector=nixl",)),
-    "write": Split(2, ("layout.transfer_mode=write",)),
-}
+SPLITS = {"read": Split(1, ("layout.connector=nixl",)), "write": Split(2, ("layout.transfer_mode=write",))}
 
 
 @pytest.fixture(scope="module", params=SPLITS)

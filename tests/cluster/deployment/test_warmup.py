@@ -63,9 +63,7 @@ def answered_by(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> Clock:
 
 
 def warmer(
-    patience_s: float = PATIENCE_S,
-    limit_s: float = PATIENCE_S,
-    lost: Callable[[], str | None] = lambda: None,
+    patience_s: float = PATIENCE_S, limit_s: float = PATIENCE_S, lost: Callable[[], str | None] = lambda: None
 ) -> ReplicaWarmer:
     shape = WarmupRequests("/v1/completions", lambda n: b'{"n":%d}' % n)
     return ReplicaWarmer(shape, warmup.time.monotonic() + limit_s, patience_s, lost)

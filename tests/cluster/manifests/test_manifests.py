@@ -303,9 +303,7 @@ def test_what_is_no_address_is_refused(host: str) -> None:
         host_address(host, "--hosts")
 
 
-def test_a_name_that_yaml_would_read_as_something_else_stays_text(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_name_that_yaml_would_read_as_something_else_stays_text(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--name", "on", "--namespace", "1e3", "--token-secret", "null", "--weights", "pvc:5"]
     assert command.main(["render", *KUBERAY, *words]) == 0
     policy, cluster = yaml.safe_load_all(capsys.readouterr().out)

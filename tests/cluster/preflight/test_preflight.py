@@ -88,10 +88,7 @@ def test_links_that_the_kernel_hides_are_unknown_and_not_missing(tmp_path: Path)
     ],
 )
 def test_the_module_amdsmi_names_the_gpus(
-    handles: list[dict[str, Any]],
-    names: list[str | None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    handles: list[dict[str, Any]], names: list[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kfd_tree(tmp_path, 2)
     install_amdsmi(monkeypatch, handles)

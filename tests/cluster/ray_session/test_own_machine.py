@@ -235,8 +235,7 @@ def test_a_start_under_a_low_limit_says_what_to_raise_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("files", "streams"),
-    [(UNLIMITED, MOST_STREAMS), (1_048_576, MOST_STREAMS), (20_000, 7795), (100, 1)],
+    ("files", "streams"), [(UNLIMITED, MOST_STREAMS), (1_048_576, MOST_STREAMS), (20_000, 7795), (100, 1)]
 )
 def test_the_front_takes_as_many_streams_as_it_has_files_for(
     files: int, streams: int, monkeypatch: pytest.MonkeyPatch
