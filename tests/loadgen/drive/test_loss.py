@@ -1,6 +1,7 @@
 """loadgen/drive: services and hosts that are lost and come back: what is void, what goes on."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,6 @@ from tests.support.virtual.virtual_drivers import (
 from tests.support.virtual.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=standard"])
-
-
 SHORT = dataclasses.replace(EXPERIMENT.search, budget_s=400)
 
 
@@ -108,12 +107,8 @@ def test_what_hangs_since_a_loss_is_no_sign_of_another() -> None:
 
 @pytest.mark.slow
 def test_all_that_a_loss_may_have_spoilt_is_measured_again_by_a_later_session() -> None:
-    lasts: list[int] = []
-
-    def emit(kind: str, /, **facts: Any) -> None:
-        if kind == "target_lost":
-            lasts.append(facts["last"])
-
+    events: list[tuple[str, dict[str, Any]]] = []
+    emit = lambda kind, /, **facts: events.append((kind, facts))  # noqa: E731
     faults = iter([*[None] * 26, "1 of 1 replicas gone, 1 new"])
     drive = driver(Breaking(EXPERIMENT, 1e9), emit, fault=lambda: next(faults, None))
     # Answers do not name their replica, and three such windows end before a loss is surely noticed.
@@ -123,7 +118,8 @@ def test_all_that_a_loss_may_have_spoilt_is_measured_again_by_a_later_session() 
     drive.replan(replicas=None, search=short, slo=strict)
     with pytest.raises(TargetLost):
         sweep(drive)
-    assert lasts[0] < len(drive.windows.outcomes) - 1
+    first, *_ = [facts["last"] for kind, facts in events if kind == "target_lost"]
+    assert first < len(drive.windows.outcomes) - 1
 
 
 @pytest.mark.slow
@@ -148,16 +144,9 @@ def test_a_loss_in_the_last_moment_costs_the_last_window() -> None:
 
 @pytest.mark.slow
 def test_a_service_that_breaks_again_and_again_is_given_up() -> None:
-    drive = driver(Breaking(EXPERIMENT, 1e9), repair=lambda: frozenset("0"))
-    count = 0
-
-    def fault() -> str | None:
-        nonlocal count
-        count += 1
-        return f"fault {count}" if count % 2 == 0 else None
-
-    drive.loss.fault = fault
-    with pytest.raises(TargetLost, match="fault"):
+    faults = itertools.cycle([None, "a fault"])
+    drive = driver(Breaking(EXPERIMENT, 1e9), fault=lambda: next(faults), repair=lambda: frozenset("0"))
+    with pytest.raises(TargetLost, match="a fault"):
         sweep(drive)
     assert len(drive.loss.recoveries) == MOST_RECOVERIES
 

@@ -31,10 +31,8 @@ def searched(watched: bool) -> tuple[Driver, list[WindowSoFar]]:
 
 def test_the_same_windows_are_measured_with_and_without_a_watcher() -> None:
     (alone, none), (beside, seen) = searched(False), searched(True)
-    outcomes: list[Any] = [
-        [(o.plan, o.counts) for o in driver.windows.outcomes] for driver in (alone, beside)
-    ]
-    assert outcomes[0] == outcomes[1] and not none and seen
+    first, second = ([(o.plan, o.counts) for o in each.windows.outcomes] for each in (alone, beside))
+    assert first == second and not none and seen
 
 
 def test_it_tells_counts_that_add_up_and_how_much_is_out() -> None:
@@ -74,9 +72,8 @@ def test_a_window_that_ends_early_is_void_only_where_the_client_was_late(
     drive, _, events = driver(WORDS, target=Busy(load(WORDS), send_offset_ns=lag_ns))
     drive.load(WindowPlan(0, kind, rate_qps, 0.0, 20.0, False, "far too much"))
     outcome = drive.windows.outcomes[0]
-    sent = next(check for check in drive.windows.outcomes[0].verdict.checks if check.name == "sent")
-    assert (outcome.aborted, sent.value) == (True, 1.0)
-    assert drive.windows.outcomes[0].verdict.valid != void
+    sent = next(check for check in outcome.verdict.checks if check.name == "sent")
+    assert (outcome.aborted, sent.value) == (True, 1.0) and outcome.verdict.valid != void
     (done,) = [facts for name, facts in events if name == "window_done"]
     assert done["verdict"].startswith(message)
 
@@ -90,11 +87,8 @@ def planned(window_index: int, first_seq: int, count: int = 8) -> ArrivalSchedul
 
 def rows(status: str, *keys: tuple[int, int]) -> pa.Table:
     """Rows of (window, seq)."""
-    columns = [
-        {"window_index": window_index, "seq": seq, "due_ns": seq, "status": status}
-        for window_index, seq in keys
-    ]
-    return pa.Table.from_pylist(columns, schema=records.PROGRESS)
+    told = [{"window_index": index, "seq": seq, "due_ns": seq, "status": status} for index, seq in keys]
+    return pa.Table.from_pylist(told, schema=records.PROGRESS)
 
 
 def seen(ended: pa.Table, pending: pa.Table, *lost: LostActor) -> Observation:
@@ -153,14 +147,6 @@ def test_a_restored_ledger_counts_like_one_that_saw_it_all() -> None:
     ledger, again = Ledger(), Ledger()
     ledger.take(seen(rows("ok", (0, 0), (1, 1)), rows("pending")))
     whole = records.table([{"window_index": 0, "seq": 0, "due_ns": 0, "status": "ok", "itl_us": [3]}])
-    again.restore(
-        pa.concat_tables(
-            [
-                whole,
-                rows("ok", (1, 1))
-                .append_column("itl_us", pa.nulls(1, pa.list_(pa.int32())))
-                .cast(records.REQUESTS),
-            ]
-        )
-    )
+    other = rows("ok", (1, 1)).append_column("itl_us", pa.nulls(1, pa.list_(pa.int32())))
+    again.restore(pa.concat_tables([whole, other.cast(records.REQUESTS)]))
     assert again.rows(0, 1).equals(ledger.rows(0, 1))

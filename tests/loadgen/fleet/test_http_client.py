@@ -478,11 +478,8 @@ def test_a_server_that_refuses_fields_gets_none_of_them() -> None:
     fields = ["target.omit=[stream_options,ignore_eos,min_tokens,temperature]", "workload=chat_5600_140_api"]
     words = ["engine=external", "target.urls=[https://gw/v1]", *fields]
     longest = "target.max_tokens_field=max_completion_tokens"
-    plain, other = load(words), load([*words, longest])
-    made = (
-        Prompts(plain.workload, "m", 151936, 1, plain.target),
-        Prompts(other.workload, "m", 151936, 1, other.target),
-    )
+    asked = load(words), load([*words, longest])
+    made = [Prompts(one.workload, "m", 151936, 1, one.target) for one in asked]
     first, second = (json.loads(prompts.body(7, 20, 5)) for prompts in made)
     assert first | {"max_completion_tokens": 5} == second | {"max_tokens": 5}
     assert set(first) == {"messages", "max_tokens", "model", "stream"}

@@ -117,25 +117,21 @@ def test_what_is_common_stays_so_in_a_fit() -> None:
 
 
 def test_a_fit_says_nothing_of_hardware_it_is_not_of() -> None:
-    words = [
-        unsure({LAYER: 1.2, LINK: 1.2}, posterior=joint(0.9, LINK, LAYER, (name,)))
-        for name in ("MI325X", "MI300X")
-    ]
-    here, elsewhere = (np.corrcoef(list(normals(one).values()))[0, 1] for one in words)
-    assert here == pytest.approx(0.9, abs=0.05) and abs(elsewhere) < 0.1
-    assert normals(words[0])[LAYER] == pytest.approx(normals(words[1])[LAYER])
+    fits = [joint(0.9, LINK, LAYER, (name,)) for name in ("MI325X", "MI300X")]
+    here, elsewhere = (normals(unsure({LAYER: 1.2, LINK: 1.2}, posterior=fit)) for fit in fits)
+    assert np.corrcoef(list(here.values()))[0, 1] == pytest.approx(0.9, abs=0.05)
+    assert abs(np.corrcoef(list(elsewhere.values()))[0, 1]) < 0.1
+    assert here[LAYER] == pytest.approx(elsewhere[LAYER])
 
 
 def test_constants_that_make_up_for_each_other_narrow_an_answer() -> None:
-    widths = [
-        math.log(q["high"] / q["low"])
-        for r in (-0.9, 0.0)
-        for q in [
-            predict(unsure({LAYER: 1.2, STEP: 1.44}, posterior=joint(r)), MODEL)["capacity"]["qps_per_node"]
-        ]
-    ]
+    def width(r: float) -> float:
+        tree = predict(unsure({LAYER: 1.2, STEP: 1.44}, posterior=joint(r)), MODEL)
+        q = tree["capacity"]["qps_per_node"]
+        return math.log(q["high"] / q["low"])
+
     # Both alone make the same: together sqrt(2 + 2 r) times as much.
-    assert widths[0] / widths[1] == pytest.approx(math.sqrt(0.1), abs=0.06)
+    assert width(-0.9) / width(0.0) == pytest.approx(math.sqrt(0.1), abs=0.06)
 
 
 def test_a_grid_tells_what_differs_between_layouts_from_what_does_not() -> None:

@@ -131,10 +131,8 @@ def test_chance_is_part_of_the_interval_where_it_drew_the_arrivals() -> None:
         to_tree(replay.predict(arriving("poisson", *words, f"seed={seed}"), crowded, draws=0))
         for seed in range(2, 32)
     ]
-    inside = [
-        one["low"] <= other["replay"]["figures"]["ttft_ms.p50"]["value"] <= one["high"] for other in others
-    ]
-    assert sum(inside) >= 24
+    values = [other["replay"]["figures"]["ttft_ms.p50"]["value"] for other in others]
+    assert sum(one["low"] <= value <= one["high"] for value in values) >= 24
     given = to_tree(replay.predict(arriving("vllm_bench", *words), crowded, draws=0))
     figure = given["replay"]["figures"]["ttft_ms.p50"]
     assert figure["low"] == figure["value"] == figure["high"] and not given["replay"]["other_seeds"]
@@ -142,11 +140,8 @@ def test_chance_is_part_of_the_interval_where_it_drew_the_arrivals() -> None:
 
 
 def test_what_does_not_apply_is_unknown() -> None:
-    one = to_tree(
-        replay.predict(
-            only_layer("rate_qps=8", "requests=9", "workload.output_tokens.mean=1"), simple, draws=4
-        )
-    )
+    asked = only_layer("rate_qps=8", "requests=9", "workload.output_tokens.mean=1")
+    one = to_tree(replay.predict(asked, simple, draws=4))
     assert one["replay"]["figures"]["tpot_ms.p90"] is None
     assert one["probe"]["limits"]["tpot"]["passed"] is None and "does not apply" in text_of(one)
 

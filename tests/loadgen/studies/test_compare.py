@@ -81,11 +81,8 @@ def gap_pairs(delta: float, tried: list[float], seed: int, slope: float) -> list
         sides = []
         for shift in (0.0, slope * (log_ratio - delta)):
             share = 1 / (1 + np.exp(math.log(9) - luck - shift + rng.normal(0, 0.02)))
-            sides.append(
-                np.column_stack(
-                    [rng.binomial(gaps.astype(int), rng.beta(8 * share, 8 * (1 - share), REQUESTS)), gaps]
-                )
-            )
+            over = rng.binomial(gaps.astype(int), rng.beta(8 * share, 8 * (1 - share), REQUESTS))
+            sides.append(np.column_stack([over, gaps]))
         made.append(paired_ratio.pair(index, log_ratio, True, *({"itl_pooled_p90": side} for side in sides)))
     return made
 
@@ -103,9 +100,8 @@ def test_the_ratio_of_pooled_gaps_is_known_with_the_request_as_the_unit(delta: f
 def test_parts_of_requests_are_shares_of_what_both_sides_know() -> None:
     a = np.column_stack([[1.0, 8.0, 0.0, 5.0], [10.0, 80.0, 10.0, 0.0]])
     b = np.column_stack([[3.0, 0.0, 10.0, 9.0], [10.0, 20.0, 0.0, 9.0]])
-    shares = paired_ratio.pair(0, 0.0, True, {"itl_pooled_p99": a}, {"itl_pooled_p99": b}).limits[
-        "itl_pooled_p99"
-    ]
+    made = paired_ratio.pair(0, 0.0, True, {"itl_pooled_p99": a}, {"itl_pooled_p99": b})
+    shares = made.limits["itl_pooled_p99"]
     assert (shares.determined, shares.of_gaps) == (2, True)
     assert shares.over == shares.near == pytest.approx((2 * 9 / 90, 2 * 3 / 30))
 
@@ -433,9 +429,8 @@ def test_one_side_alone_is_not_resumed(tmp_path: Path) -> None:
 
 
 def test_words_for_one_side_win_over_words_for_both() -> None:
-    a, b = two_sides.compared(
-        ["search=standard", "layout=dp1_tp8_ep8", "b.layout=dp2_tp4_ep4", "seed=9"], None
-    )
+    words = ["search=standard", "layout=dp1_tp8_ep8", "b.layout=dp2_tp4_ep4", "seed=9"]
+    a, b = two_sides.compared(words, None)
     assert (a.layout.name, b.layout.name, a.seed, b.seed) == ("dp1_tp8_ep8", "dp2_tp4_ep4", 9, 9)
     assert two_sides.differences(a, b)["layout.tensor_parallel"] == [8, 4]
 

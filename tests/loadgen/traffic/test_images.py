@@ -75,13 +75,8 @@ def test_an_image_is_a_valid_png_of_the_asked_size(width: int, height: int, seq:
 
 def test_no_two_images_of_two_runs_have_the_same_pixels() -> None:
     albums = [ImageParts(Images(1, 1, 96, 64), salt) for salt in (1, 2)]
-    seen = {
-        decoded(png(album.part(seq, place))).tobytes()
-        for album in albums
-        for seq in range(20)
-        for place in range(5)
-    }
-    assert len(seen) == 200
+    parts = [album.part(seq, place) for album in albums for seq in range(20) for place in range(5)]
+    assert len({decoded(png(part)).tobytes() for part in parts}) == len(parts) == 200
 
 
 def test_repeated_images_are_the_same_in_every_request_but_not_within_one() -> None:
@@ -154,9 +149,8 @@ def test_a_schedule_draws_so_many_images_and_every_row_tells_them() -> None:
 def test_the_tokens_of_an_image_are_the_models() -> None:
     for model, tokens in (("qwen3_vl_235b_bf16", 1024), ("kimi_k25_int4", 1369)):
         layout = "dp1_tp4" if "kimi" in model else "dp1_tp8"
-        experiment = asked(
-            "probe", ["workload=vision_100_200", f"model={model}", f"layout={layout}", "rate_qps=1"], None
-        )
+        words = ["workload=vision_100_200", f"model={model}", f"layout={layout}", "rate_qps=1"]
+        experiment = asked("probe", words, None)
         assert experiment.workload.images.tokens == tokens
 
 

@@ -156,9 +156,8 @@ def test_a_part_of_a_large_fleet_stands_for_it() -> None:
 
 def test_sessions_of_fixed_users_are_predicted_too() -> None:
     experiment = asked("workload=chat_sessions", "cluster.nodes=4", "routing=consistent_hash", "rate_qps=6")
-    tree = to_tree(
-        engine_model.predict(replace(experiment, search=replace(experiment.search, budget_s=600.0)), draws=0)
-    )
+    experiment = replace(experiment, search=replace(experiment.search, budget_s=600.0))
+    tree = to_tree(engine_model.predict(experiment, draws=0))
     assert tree["exit_code"] == 0 and tree["forecast"]["sessions"]["sessions_per_node"] == 30
     assert tree["forecast"]["cached_share_of_input"] == pytest.approx(0.949, abs=0.005)
     assert load(["workload=chat_sessions"]).workload.sessions == 120
@@ -197,10 +196,8 @@ def replayed(traffic: Traffic) -> ArrivalSchedule:
 
 def prompt_tokens(schedule: ArrivalSchedule) -> list[list[int]]:
     made = Prompts(IDS, "m", 150_000, salt=3)
-    bodies = [
-        made.body(one.seq, one.input_tokens, one.output_tokens, begins=one.begins)
-        for one in planned(schedule)
-    ]
+    plans = planned(schedule)
+    bodies = [made.body(one.seq, one.input_tokens, one.output_tokens, begins=one.begins) for one in plans]
     return [json.loads(body)["prompt"] for body in bodies]
 
 
@@ -276,11 +273,8 @@ def test_every_node_has_prompts_of_its_own(tmp_path: Path) -> None:
 
 def test_what_is_not_in_the_order_of_the_trace_shares_nothing(tmp_path: Path) -> None:
     recorded(tmp_path, [([1, 2], 0), ([1, 3], 0)])
-    words = [
-        f"workload.trace={tmp_path}/trace.jsonl",
-        f"workload.trace_block_tokens={SIZE}",
-        "workload=trace",
-    ]
+    words = ["workload=trace", f"workload.trace={tmp_path}/trace.jsonl"]
+    words.append(f"workload.trace_block_tokens={SIZE}")
     workload = load([*words, "workload.arrivals.kind=poisson"]).workload
     assert drawn(workload, 1.0, 10).begins is None
     assert "not replayed" in trace.cautions(workload)[0]

@@ -109,14 +109,9 @@ def test_a_session_shares_what_was_asked_and_nothing_more(
 ) -> None:
     prompts = prompts_of(kind)
     short, long = sorted((short, long))
-    one, other, stranger = (
-        tokens(prompts.body(number, count, 4, 0, whose))
-        for number, count, whose in (
-            (seq, long, session),
-            (seq + 1, short, session),
-            (seq + 2, long, session + 1),
-        )
-    )
+    one = tokens(prompts.body(seq, long, 4, 0, session))
+    other = tokens(prompts.body(seq + 1, short, 4, 0, session))
+    stranger = tokens(prompts.body(seq + 2, long, 4, 0, session + 1))
     assert (len(one), len(other)) == (long, short)
     asked = min(round(0.95 * short), short - 8)
     assert common(one, other) == (asked if asked > 8 and min(round(0.95 * long), long - 8) > 8 else 0)
@@ -210,12 +205,11 @@ def test_what_is_not_known_is_not_said() -> None:
 
 def test_with_sessions_the_hits_are_reported_and_not_judged() -> None:
     plan = {"requested_input_tokens": 100, "shared_tokens": 0}
-    judged, reported = (
-        prefix_hit_error(
-            facts(pa.Table.from_pylist([row | plan for row in rows.to_pylist()], schema=REQUESTS))
-        )
-        for rows in (rows_of((-1, "a", 1)), rows_of((4, "a", 1)))
+    alone, chats = (
+        pa.Table.from_pylist([row | plan for row in rows_of((session, "a", 1)).to_pylist()], schema=REQUESTS)
+        for session in (-1, 4)
     )
+    judged, reported = prefix_hit_error(facts(alone)), prefix_hit_error(facts(chats))
     assert judged is not None and judged > 0.01 and reported is None
     assert routing_spread.with_sessions(rows_of((4, "a", 1)))
     assert not routing_spread.with_sessions(rows_of((-1, "a", 1)))

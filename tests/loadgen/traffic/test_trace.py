@@ -19,14 +19,8 @@ from loadgen.traffic import trace
 from tests.support.prompts.schedules import drawn
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-AZURE = HEADER + "".join(
-    f"{line}\r\n"
-    for line in (
-        "2023-11-16 18:17:03.9799600,4808,10",
-        "2023-11-16 18:17:04.0319600,3180,8",
-        "2023-11-16 18:17:04.0781490,110,27",
-    )
-)
+LINES = "2023-11-16 18:17:03.9799600,4808,10", "2023-11-16 18:17:04.0319600,3180,8"
+AZURE = HEADER + "".join(f"{line}\r\n" for line in (*LINES, "2023-11-16 18:17:04.0781490,110,27"))
 MOONCAKE = """{"timestamp": 0, "input_length": 1000, "output_length": 6, "hash_ids": [0, 1]}
 {"timestamp": 40.5, "input_length": 500, "output_length": 3, "hash_ids": [2]}
 {"timestamp": 277, "input_length": 28, "output_length": 92}
@@ -94,9 +88,8 @@ def test_columns_are_found_by_name_and_others_are_left(tmp_path: Path) -> None:
 
 def test_late_lines_are_put_in_order_and_equal_times_stay_as_they_stand(tmp_path: Path) -> None:
     times = [3, 1, 3, 1, 0] * 20
-    read = trace.read_trace(
-        written(tmp_path, "".join(request(timestamp=t, input_length=i) for i, t in enumerate(times, 1)))
-    )
+    text = "".join(request(timestamp=t, input_length=i) for i, t in enumerate(times, 1))
+    read = trace.read_trace(written(tmp_path, text))
     order = sorted(range(len(times)), key=lambda i: times[i])
     assert read.due_ns.tolist() == [times[i] * 1_000_000 for i in order]
     assert read.input_tokens.tolist() == [i + 1 for i in order]

@@ -30,18 +30,9 @@ def window(
     """A window of one node whose realised load was its rate all the time, unless `more` says otherwise."""
     start_ns, end_ns = index * WINDOW_S * NS, (index + 1) * WINDOW_S * NS
     load = (float(rate_qps),) * (LOOK_BACK + BLOCKS + LOOK_AHEAD)
-    columns: dict[str, Any] = {
-        "kind": "window",
-        "nodes": 1,
-        "start_ns": start_ns,
-        "window_start_ns": start_ns,
-    }
-    columns |= {
-        "window_end_ns": end_ns,
-        "planned_end_ns": end_ns,
-        "log_work": math.log(rate_qps),
-        "load": load,
-    }
+    columns: dict[str, Any] = {"kind": "window", "nodes": 1, "log_work": math.log(rate_qps), "load": load}
+    columns |= dict.fromkeys(("start_ns", "window_start_ns"), start_ns)
+    columns |= dict.fromkeys(("window_end_ns", "planned_end_ns"), end_ns)
     columns |= {"index": index, "rate_qps": rate_qps, "requests": requests, "limits": limits}
     return WindowCounts(**columns | more)
 

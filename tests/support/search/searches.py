@@ -94,11 +94,8 @@ def concluded(found: fluid.Answer, experiment: Experiment) -> Found:
     ramp = [outcome.counts for outcome in found.outcomes if outcome.plan.kind == "ramp"]
     windows = [outcome for outcome in found.outcomes if outcome.plan.kind == "window"]
     # Up to the first window's transition: what settles after the ramp is its cost too.
-    ramp_s = (
-        (min([o.counts.start_ns for o in windows] or [ramp[-1].window_end_ns]) - ramp[0].start_ns) / NS
-        if ramp
-        else 0.0
-    )
+    starts_ns = [outcome.counts.start_ns for outcome in windows]
+    ramp_s = (min(starts_ns or [ramp[-1].window_end_ns]) - ramp[0].start_ns) / NS if ramp else 0.0
     minutes, stop = found.elapsed_s / 60, found.stop.kind
     valid = sum(not outcome.void for outcome in windows)
     match stop:

@@ -87,11 +87,8 @@ class Fluid:
         low, high = math.log(self.root_qps) - 1.0, math.log(self.root_qps) + 1.0
         while high - low > 1e-5:
             middle = (low + high) / 2
-            low, high = (
-                (middle, high)
-                if self._mean_share(math.exp(middle)) < allowed_over(LIMITS[0])
-                else (low, middle)
-            )
+            is_below = self._mean_share(math.exp(middle)) < allowed_over(LIMITS[0])
+            low, high = (middle, high) if is_below else (low, middle)
         return math.exp(low)
 
     def _mean_share(self, rate_qps: float) -> float:
