@@ -22,7 +22,6 @@ from analysis.results.summary import EXIT_OPEN
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
-from conf.specs.experiment import Constant
 from loadgen.cli import engine_model, prediction
 from loadgen.cli.words import experiment_of
 from loadgen.predict import answer, grid, uncertainty
@@ -39,6 +38,7 @@ from tests.support.virtual.known_answer import (
     only_layer,
     queueing,
     simulate,
+    unsure,
 )
 
 
@@ -58,13 +58,7 @@ def test_the_answer_and_its_interval_are_those_of_the_constants() -> None:
 
 
 def test_without_uncertain_constants_the_interval_is_noise_and_says_so() -> None:
-    experiment = only_layer()
-    exact = replace(experiment.model.step_time.layer_us, low=None, high=None)
-    experiment = replace(
-        experiment,
-        model=replace(experiment.model, step_time=replace(experiment.model.step_time, layer_us=exact)),
-    )
-    tree = predict(experiment, MODEL)
+    tree = predict(unsure({}), MODEL)
     q = tree["capacity"]["qps_per_node"]
     assert q["high"] / q["low"] < 1.01 and "Monte Carlo noise alone" in text_of(tree)
     assert tree["capacity"]["binding_probability"] is None
@@ -174,13 +168,11 @@ def test_draws_have_the_constants_intervals_and_a_calibrations_correlation() -> 
     values = np.array([draw[LAYER] for draw in uncertainty.drawn(experiment, 400)])
     assert np.quantile(values, [0.025, 0.5, 0.975]) == pytest.approx([80, 100, 160], rel=0.03)
     assert uncertainty.drawn(only_layer("seed=7"), 3) == uncertainty.drawn(experiment, 3)
-    layer, step = LAYER, "model.step_time.step_ms"
-    rows: dict[str, list[float]] = {layer: [0.01, -0.0099], step: [-0.0099, 0.01]}
-    engine: Any = replace(experiment.engine, constants_covariance=rows)  # type: ignore[call-arg]
-    step_ms = Constant(2.0, "ms", "a test", 1.6, 2.4)
-    both = replace(experiment.model, step_time=replace(experiment.model.step_time, step_ms=step_ms))
-    draws = uncertainty.drawn(replace(experiment, model=both, engine=engine), 400)
-    ln = np.log([[draw[layer], draw[step]] for draw in draws])
+    rows = {LAYER: [0.01, -0.0099], STEP: [-0.0099, 0.01]}
+    both = unsure({LAYER: 1.2, STEP: 1.2})
+    engine: Any = replace(both.engine, constants_covariance=rows)  # type: ignore[call-arg]
+    draws = uncertainty.drawn(replace(both, engine=engine), 400)
+    ln = np.log([[draw[LAYER], draw[STEP]] for draw in draws])
     assert np.corrcoef(ln.T)[0, 1] == pytest.approx(-0.99, abs=0.01)
     assert ln.std(axis=0) == pytest.approx([0.1, 0.1], rel=0.05)
 

@@ -111,19 +111,16 @@ UNENDED = SILENT | {"status": records.PENDING, "end_offset_ns": None, "output_to
 
 
 class Breaking(Changed):
-    """A virtual target that refuses every connection from `dies_s` until it was `mended`."""
+    """A virtual target that refuses every connection from `dies_s` until `repair`."""
 
     def __init__(self, experiment: Experiment, dies_s: float, row: dict[str, Any] = REFUSED) -> None:
         self._dies_ns, self._back_ns = int(dies_s * NS), 2**62
         super().__init__(engines(experiment), lambda rows: altered(rows, row, self._dies_ns, self._back_ns))
 
-    def mended(self, after_s: float) -> None:
-        self._now_ns += int(after_s * NS)
-        self._back_ns = self._now_ns
-
     def repair(self, after_s: float = 400) -> frozenset[str]:
         """Mend it; returns its one replica."""
-        self.mended(after_s)
+        self._now_ns += int(after_s * NS)
+        self._back_ns = self._now_ns
         return frozenset({"0"})
 
 
