@@ -96,12 +96,8 @@ def test_a_failed_installation_names_the_remedy_and_leaves_nothing_that_counts(
     with pytest.raises(SystemExit) as failed:
         computer.make(kind, tmp_path / "here")
     message = str(failed.value)
-    assert (
-        "PIP_INDEX_URL" in message
-        and "PIP_FIND_LINKS" in message
-        and " GB " in message
-        and "\n" not in message
-    )
+    assert all(word in message for word in ("PIP_INDEX_URL", "PIP_FIND_LINKS", " GB "))
+    assert "\n" not in message
     computer.failing = "nothing"
     assert any("pip" in command for command in computer.make(kind, tmp_path / "here")[:2])
 
@@ -224,14 +220,8 @@ def test_the_wheel_answers_in_an_empty_environment(tmp_path: Path) -> None:
     (own / "installed.pth").write_text(sysconfig.get_path("purelib"))
     env = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     for words, expected in (("--version", "maxqps "), ("predict search.budget_s=60", "QPS per node")):
-        ran = subprocess.run(
-            [str(bin_ / "maxqps"), *words.split()],
-            cwd=tmp_path,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
+        command = [str(bin_ / "maxqps"), *words.split()]
+        ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
         assert ran.returncode == 0 and expected in ran.stdout, ran.stderr
     where = "import loadgen; print(loadgen.__file__)"
     output = subprocess.check_output([str(bin_ / "python"), "-c", where], cwd=tmp_path, env=env, text=True)

@@ -125,12 +125,8 @@ def test_several_runs_by_path_glob_and_study_each_once(
     names = ["a", "b", "r10", "r2"]
     assert [run.name for run in load_runs("*")] == names, "in the study's order, without what has not begun"
     assert [run.name for run in load_runs(tmp_path / "*")] == names
-    assert [run.name for run in load_runs("b", tmp_path / "b", "[ab]", "d/r2", "d")] == [
-        "b",
-        "a",
-        "r2",
-        "r10",
-    ]
+    several = load_runs("b", tmp_path / "b", "[ab]", "d/r2", "d")
+    assert [run.name for run in several] == ["b", "a", "r2", "r10"]
     assert [run.name for run in load_runs(GOLDEN.as_uri())] == ["golden_run"]
 
 

@@ -17,11 +17,8 @@ def verdict(code: int, *void: str) -> dict[str, Any]:
     return {"exit_code": code, "windows": windows, "reason": f"{void[0]}: why" if void else ""}
 
 
-BUSY, OPEN, OK = (
-    verdict(summary.EXIT_VOID, "engine_late"),
-    verdict(summary.EXIT_OPEN),
-    verdict(summary.EXIT_OK),
-)
+BUSY = verdict(summary.EXIT_VOID, "engine_late")
+OPEN, OK = verdict(summary.EXIT_OPEN), verdict(summary.EXIT_OK)
 WRONG, LOST = verdict(summary.EXIT_OK, "wrong_prompts"), verdict(summary.EXIT_VOID, "replica_lost")
 
 

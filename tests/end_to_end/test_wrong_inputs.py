@@ -21,12 +21,7 @@ from tests.support.runs.golden import GOLDEN
 from tests.support.words.words import HOSTS, IMAGE, KUBERAY
 
 Main = Callable[[Sequence[str]], int]
-ROOMS: dict[str, Main] = {
-    "loadgen": loadgen,
-    "analysis": analysis,
-    "cluster": cluster,
-    "serve_apps": serve_apps,
-}
+ROOMS = {"loadgen": loadgen, "analysis": analysis, "cluster": cluster, "serve_apps": serve_apps}
 FOREIGN = ("full_key", "object_type", "Errno", "subclass", "AnyNode", "ListConfig", "of type", "NoneType")
 FOREIGN += ("Traceback", "invalid choice", "unrecognized arguments")
 """Words of the libraries beneath, which no user should have to know."""

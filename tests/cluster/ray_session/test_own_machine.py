@@ -292,12 +292,8 @@ def test_a_host_that_is_cut_is_silent_until_it_is_back(cables: Cables) -> None:
     cables.cut.add("10.0.0.2")
     until(watch.outages)
     (outage,) = watch.outages()
-    assert (outage.name, outage.serves, outage.reason, outage.until_ns) == (
-        "node1",
-        True,
-        "No route to host",
-        None,
-    )
+    assert (outage.name, outage.serves) == ("node1", True)
+    assert (outage.reason, outage.until_ns) == ("No route to host", None)
     cables.cut.clear()
     watch.settle()
     (outage,) = watch.outages()

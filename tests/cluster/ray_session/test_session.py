@@ -202,14 +202,8 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-FAILURES = [
-    RuntimeError("a\n  the reason\n"),
-    TimeoutError("the reason"),
-    OSError("the reason"),
-    RaySystemError("the reason"),
-    RayServeException("the reason"),
-    Exception("the reason"),
-]
+KINDS = (TimeoutError, OSError, RaySystemError, RayServeException, Exception)
+FAILURES = [RuntimeError("a\n  the reason\n"), *(kind("the reason") for kind in KINDS)]
 
 
 @pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
