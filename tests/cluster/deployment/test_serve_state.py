@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from ray.serve._private.common import RequestProtocol
 from ray.serve.schema import Target, TargetGroup
 
@@ -19,41 +20,12 @@ from cluster.deployment.serve_state import ServeReplica, ServeState, in_order, r
 from cluster.ray_session.own_machine import process_of, running, with_descendants
 from tests.support.machine.patience import until
 
-
-def replica(name: str, number: int, state: str = "RUNNING") -> dict[str, Any]:
-    return {
-        "replica_id": f"{name}-{number}",
-        "state": state,
-        "node_id": f"node-{number}",
-        "node_ip": "10.0.0.1",
-        "pid": 100 + number,
-        "actor_name": f"SERVE_REPLICA::llm#{name}#{name}-{number}",
-        "start_time_s": 5.0,
-    }
+DETAILS = (Path(__file__).parents[2] / "data" / "serve_details.yaml").read_text()
 
 
-def deployment(name: str, replicas: int) -> dict[str, Any]:
-    return {
-        "replicas": [replica(name, number) for number in range(replicas)],
-        "target_num_replicas": replicas,
-        "deployment_config": {"name": name, "num_replicas": replicas},
-    }
-
-
-def details() -> dict[str, Any]:
+def details() -> Any:
     """An application of ray.serve.llm with direct streaming: two engines, a router and an ingress."""
-    names = {"LLMServer:qwen": 2, "LLMRouter:qwen": 1, "OpenAiIngress": 1}
-    return {
-        "controller_info": {"worker_id": "c0"},
-        "proxies": {"head": {"actor_id": "p0", "status": "HEALTHY"}},
-        "applications": {
-            "llm": {
-                "status": "RUNNING",
-                "message": "a replica\n  died",
-                "deployments": {name: deployment(name, count) for name, count in names.items()},
-            }
-        },
-    }
+    return yaml.safe_load(DETAILS)
 
 
 def seen(tree: dict[str, Any]) -> ServeState:
@@ -100,7 +72,7 @@ OPTIONS = (*APP, "deployments", "OpenAiIngress", "deployment_config", "num_repli
 def test_a_service_that_is_not_what_was_deployed_is_told(
     place: tuple[Any, ...], value: object, why: str
 ) -> None:
-    tree: Any = details()
+    tree = details()
     changed = functools.reduce(operator.getitem, place[:-1], tree)
     changed[place[-1]] = value
     assert seen(details()).changed(seen(tree)) == why
