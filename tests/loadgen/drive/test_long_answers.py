@@ -86,9 +86,7 @@ def test_a_ramp_step_is_bad_where_its_queue_lasts_longer_than_the_ttft_bound() -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("scenario", "times"), [("L1000", 1.2), ("L2000", 1.3)])
-def test_a_probe_above_the_capacity_is_not_judged_while_the_service_fills(
-    scenario: str, times: float
-) -> None:
+def test_a_probe_above_the_capacity_is_not_judged_while_it_fills(scenario: str, times: float) -> None:
     words = [*EDGES[scenario], f"rate_qps={times * truths()[scenario]}", "duration_s=120"]
     drive, experiment, events = driver(words, target=VirtualTarget(SharedProcessor()))
     programs.offer_load(drive, experiment)

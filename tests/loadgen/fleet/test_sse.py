@@ -317,9 +317,7 @@ ENDS = st.sampled_from([None, ConnectionResetError(104, "reset"), OSError(110, "
     CUTS,
     ENDS,
 )
-def test_broken_bytes_end_in_one_row_with_a_kind(
-    stream: bytes, cuts: list[int], lost: Exception | None
-) -> None:
+def test_broken_bytes_are_one_row_with_a_kind(stream: bytes, cuts: list[int], lost: Exception | None) -> None:
     (recorded,) = records(pieces(stream, cuts), lost=lost)
     assert recorded["status"] in STATUSES
     assert (recorded["error_kind"] is None) == (recorded["status"] == "ok")

@@ -96,9 +96,7 @@ def test_every_planned_request_has_one_row_and_times_count_from_due(tmp_path: Pa
     [plan(40, 60.0), Traffic(WORKLOAD).closed(1000, 4, 0, window_index=0, first_seq=0, seed=1)],
     ids=["open", "closed"],
 )
-def test_what_was_retracted_keeps_its_row_outside_the_window(
-    tmp_path: Path, schedule: ArrivalSchedule
-) -> None:
+def test_what_is_retracted_has_its_row_outside_the_window(tmp_path: Path, schedule: ArrivalSchedule) -> None:
     _, table = run(
         tmp_path / "s.arrow",
         schedule,

@@ -181,9 +181,7 @@ def test_on_the_engine_model_a_burst_is_a_closed_loop_that_nobody_joins() -> Non
 
 
 @pytest.mark.slow
-def test_the_command_answers_and_writes_its_requests(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_answers_and_writes_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, rows = tmp_path / "answer.parquet", tmp_path / "requests.csv"
     words = ["predict", "rate_qps=8", "requests=20", "workload=smoke", "seed=0"]
     words += ["workload.arrivals.kind=vllm_bench", "matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4]"]

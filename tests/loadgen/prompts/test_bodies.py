@@ -246,9 +246,7 @@ def test_another_run_says_nothing_alike() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**7), st.integers(0, 2**31 - 1), st.integers(0, 2**20), st.integers(17, 70_000))
-def test_any_numbers_make_a_body_of_the_asked_length(
-    character: int, session: int, cut: int, count: int
-) -> None:
+def test_any_numbers_make_a_body_of_asked_length(character: int, session: int, cut: int, count: int) -> None:
     turn = Planned(0, 0, "window", 0, count, 7, 4, session=session, character=character, history_cut=cut)
     turn.character_tokens, turn.persona_tokens = 9, 8
     tree = json.loads(talking("token_ids").turn(turn))

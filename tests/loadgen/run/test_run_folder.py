@@ -141,9 +141,7 @@ def test_a_second_session_killed_at_once_has_its_plan_on_record(folder: RunFolde
     assert states(load_run(folder.path).requests()) == [(0, "ok"), (1, "ok"), (2, "lost")]
 
 
-def test_a_load_actor_that_still_writes_is_waited_for(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_actor_that_still_writes_is_waited_for(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loadgen.run.run_folder.RELEASE_S", PATIENCE_S)
     planned(folder, 0, 1)
     writing = shard(folder, "ok", 0)
@@ -159,9 +157,7 @@ def test_a_load_actor_that_still_writes_is_waited_for(
     dying.join()
 
 
-def test_a_load_actor_that_does_not_end_is_left_alone(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_actor_that_does_not_end_is_left_alone(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loadgen.run.run_folder.RELEASE_S", 0.0)
     planned(folder, 0)
     writing = shard(folder, "ok", 0)
@@ -173,9 +169,7 @@ def test_a_load_actor_that_does_not_end_is_left_alone(
     assert states(folder.collect()) == [(0, "ok")]
 
 
-def test_shards_stay_until_the_disk_has_the_parquet(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_stay_until_the_disk_has_parquet(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A network file system may say only at the end that it is full."""
     planned(folder, 0)
     shard(folder, "ok", 0).close()

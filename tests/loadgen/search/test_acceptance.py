@@ -72,9 +72,7 @@ def test_the_interval_decides_where_nothing_is_clear_at_once() -> None:
 
 
 @pytest.mark.parametrize(("over", "verdict"), [(WITHIN, "passed"), (OVER, "failed")])
-def test_the_same_windows_show_less_in_an_early_analysis_than_in_the_last_one(
-    over: list[int], verdict: str
-) -> None:
+def test_windows_show_less_in_an_early_analysis_than_in_the_last_one(over: list[int], verdict: str) -> None:
     last, early = (decided(over, 45.0 * looks) for looks in (len(over), 40 * len(over)))
     assert (last.verdict, early.verdict) == (verdict, "undecided")
     assert last.capacity == early.capacity  # what is believed is the same; what may be said of it is not

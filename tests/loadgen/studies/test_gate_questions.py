@@ -245,9 +245,7 @@ FAKE = load(["cluster.session=fake", "quality.load=2", "quality.answer_tokens=32
 
 
 @given(st.floats(0.01, 500), st.integers(1, 4), st.integers(1, 2000))
-def test_questions_and_load_together_are_the_tokens_of_the_rate(
-    rate_qps: float, nodes: int, tokens: int
-) -> None:
+def test_questions_and_load_are_the_tokens_of_the_rate(rate_qps: float, nodes: int, tokens: int) -> None:
     experiment = replace(
         FAKE,
         cluster=replace(FAKE.cluster, nodes=nodes),

@@ -41,7 +41,6 @@ GUESS_QPS, GUESS_SPREAD = 3.7, 0.35
 
 @cache
 def experiment(scenario: str, *words: str) -> Experiment:
-    """The experiment of a scenario."""
     return load([*PACE, *SCENARIOS[scenario], *words])
 
 

@@ -59,7 +59,6 @@ def searched(scenario: str, seed: int, *words: str, off: float = 1.0) -> Found:
 
 
 def begun(scenario: str, experiment: Experiment, start: Start, seed: int) -> Found:
-    """A search of a fresh node."""
     if scenario in DRIFTING:
         return concluded(fluid.searched(drawn(scenario, seed), experiment.search, start), experiment)
     return search_of(driver(target(scenario, seed), experiment, start, seed), experiment)
@@ -113,7 +112,6 @@ def concluded(found: fluid.Answer, experiment: Experiment) -> Found:
 
 
 def answer(q: Capacity | None, minutes: float) -> Found:
-    """What a search came to."""
     if q is None:
         return Found(math.nan, 0.0, math.inf, 0.0, minutes)
     if q.open_above or q.open_below:  # a bound is claimed, and no estimate

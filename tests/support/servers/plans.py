@@ -33,7 +33,6 @@ def client_plan(
 
 
 def one_token(model: str) -> WarmupRequests:
-    """Requests of one token."""
     request = {"model": model, "prompt": [0], "max_tokens": 1, "stream": True}
     body = json.dumps(request).encode()
     return WarmupRequests("/v1/completions", lambda _: body)

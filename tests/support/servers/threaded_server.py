@@ -47,7 +47,6 @@ def serving(answer: Answer) -> Iterator[str]:
 
 
 def reply(tree: Any, status: int = 200) -> Reply:
-    """A reply of JSON."""
     return status, {}, json.dumps(tree).encode()
 
 

@@ -43,7 +43,6 @@ class Arrivals:
     _due: list[tuple[float, int, Answer]] = field(default_factory=list, kw_only=True)
 
     def submit(self, key: int, at_s: float, _: int, output_tokens: int, *__: object) -> None:
-        """Plan an arrival."""
         heappush(self._due, (at_s, key, Answer(key, at_s, output_tokens)))
 
     def retract(self, after_s: float) -> None:

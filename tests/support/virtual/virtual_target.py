@@ -26,7 +26,6 @@ class VirtualTarget:
         self._planned: dict[int, Planned] = {}
 
     def now_ns(self) -> int:
-        """The virtual clock."""
         return self._now_ns
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
