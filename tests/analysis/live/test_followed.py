@@ -191,13 +191,10 @@ def test_of_a_study_the_newest_run_that_goes_on_is_shown(tmp_path: Path, run: Pa
     assert last.ending and last.ending.exit_code == 4
 
 
-def test_a_study_whose_runs_have_not_begun_says_so(tmp_path: Path) -> None:
+def test_a_study_whose_runs_have_not_begun_says_so_and_one_that_holds_itself_ends(tmp_path: Path) -> None:
     state = look(study(tmp_path, None, "a", "b"))
     assert "no run of this study has begun" in state.phase and not state.parts
-
-
-def test_a_study_that_holds_itself_ends(tmp_path: Path) -> None:
-    (study(tmp_path, None, "a") / "a").symlink_to(tmp_path)
+    (tmp_path / "a").symlink_to(tmp_path)
     assert not look(tmp_path).parts
 
 

@@ -17,6 +17,7 @@ from analysis.live.state import KIND, MOST_LINES, Belief, DoneWindow, LatencySoF
 from analysis.results.json_border import to_tree
 from tests.support.runs import live_states
 from tests.support.runs.live_states import RUNNING, running
+from tests.support.words.words import TABLES
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 WINDOW: dict[str, Any] = to_tree(RUNNING) | {"event": KIND}
@@ -169,23 +170,8 @@ def samples(state: LiveState) -> dict[tuple[str, tuple[tuple[str, str], ...]], f
 def test_figures_are_in_base_units() -> None:
     found = samples(running())
     expected = {
-        ("maxqps_run_info", ()): 1,
-        ("maxqps_offered_qps", ()): 3.31,
-        ("maxqps_achieved_qps", ()): 3.27,
-        ("maxqps_in_flight", ()): 31,
-        ("maxqps_nodes", ()): 1,
-        ("maxqps_ttft_p90_seconds", ()): 1.2345,
-        ("maxqps_tpot_p50_seconds", ()): 0.0612,
-        ("maxqps_bound_seconds", (("bound", "ttft_p90_ms"),)): 2,
-        ("maxqps_over_bound_ratio", (("bound", "tpot_p90_ms"),)): 0.122,
-        ("maxqps_known_requests", (("bound", "tpot_p90_ms"),)): 41,
-        ("maxqps_send_lag_p99_seconds", ()): 0.0042,
-        ("maxqps_send_lag_gate_seconds", ()): 0.02,
-        ("maxqps_window_pending_ratio", ()): 20 / 61,
-        ("maxqps_budget_seconds", ()): 345,
-        ("maxqps_windows", ()): 8,
-        ("maxqps_void_windows", ()): 0,
-        ("maxqps_ended", ()): 0,
+        (f"maxqps_{name}", (("bound", bound),) if bound else ()): value
+        for name, bound, value in TABLES["metrics of a run in base units"]
     }
     assert {key: found[key] for key in expected} == pytest.approx(expected)
     low, certified, best, high = (

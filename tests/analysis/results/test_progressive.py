@@ -272,7 +272,7 @@ def test_prompts_that_differ_find_nothing_cached() -> None:
     assert trees[1]["progressive"]["caution"]
 
 
-def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:
+def test_a_level_without_an_answer_fails_and_leaves_no_rms_and_a_void_one_no_result() -> None:
     asked = of(LLAMA)
     good = FIGURES
     none = LevelFigures(10, 0.0, 0.0, 0.0, 0.0, math.inf, 0.0, None, 0.0, "none")
@@ -285,6 +285,8 @@ def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:
         assert ladder and judged.rows([("a model", ladder)]).num_rows == levels
     assert (published_ladder.figures(asked, [[good] * levels]).rms or 0.0) > 0
     assert published_ladder.figures(asked, [[good] * levels], {3: "late"}).rms is None
+    void = concluded(asked, [[good] * levels], {4: "client_limited"})
+    assert (void["valid"], void["exit_code"]) == (False, 4) and "VOID: client_limited" in text_of(void)
 
 
 class Played:
@@ -360,14 +362,6 @@ def test_answers_that_all_fail_end_it_in_its_first_phase() -> None:
     with pytest.raises(TargetLost, match=r"warm-up: failed 3 of 3: 3 x truncated no_usage \(no count"):
         published_ladder.PlayLadder(experiment).load(driver)
     assert told.count("window") == 1 and "level" not in told
-
-
-def test_a_void_level_is_no_result() -> None:
-    experiment = of(LLAMA)
-    run = [FIGURES] * len(published_ladder.levels(experiment))
-    tree = concluded(experiment, [run], {4: "client_limited"})
-    assert (tree["valid"], tree["exit_code"]) == (False, 4)
-    assert "VOID: client_limited" in text_of(tree)
 
 
 def test_the_suffix_of_a_file_says_how_levels_are_written(
