@@ -45,10 +45,6 @@ def verdict(**end: Any) -> dict[str, Any]:
     return to_tree(RunVerdict(experiment=known.experiment, **end))
 
 
-def noisy() -> Experiment:
-    return load(["engine.step_noise_cv=0.03"])
-
-
 def recorded(
     folder: Path, concurrency: int, tokens: tuple[int, int, int], count: int, qps: float = 0.0, **truth: float
 ) -> Path:
@@ -56,7 +52,7 @@ def recorded(
     asked: dict[str, Any] = {"rate_qps": qps}
     if concurrency:
         asked = {"concurrency": concurrency, "requests": count}
-    experiment = replaced(replace(noisy(), **asked), truth)
+    experiment = replaced(replace(load(["engine.step_noise_cv=0.03"]), **asked), truth)
     folder.mkdir()
     (folder / "config.yaml").write_text(dump(experiment))
     (folder / "manifest.json").write_text(json.dumps({"verb": "probe"}))

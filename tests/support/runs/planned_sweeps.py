@@ -1,33 +1,20 @@
 """Sweeps in the form that a plan rests on."""
 
-import json
 from typing import Any
 
-from tests.support.runs.golden import GOLDEN
+from tests.support.runs.golden import GOLDEN, sweep_json
 
-GOLDEN_BASIS: dict[str, Any] = json.loads((GOLDEN / "sweep.json").read_text())["basis"]
+GOLDEN_SWEEP = sweep_json(GOLDEN)
 
 
 def sweep(low: float, estimate: float, high: float, nodes: int = 1, **more: Any) -> dict[str, Any]:
     """The tree of a valid run, as far as a plan reads it."""
-    experiment = {
-        "engine": "vllm",
-        "model": "m",
-        "hardware": "MI325X",
-        "layout": "dp1_tp8_ep8",
-        "gpus_per_node": 8,
-        "routing": "leastconn",
-        "workload": "fixed",
-        "arrivals": "poisson",
-        "slo": {"ttft_p90_ms": 2000.0, "tpot_p90_ms": 100.0},
-        "nodes": nodes,
-        "replicas": nodes,
-    }
+    real = {"engine": "vllm", "gpus_per_node": 8, "nodes": nodes, "replicas": nodes}
     figures = {"value": estimate, "low": low, "high": high, "certified": (low + estimate) / 2}
     return {
         "run_id": f"run{nodes}",
-        "experiment": experiment | more.pop("experiment", {}),
-        "basis": GOLDEN_BASIS | {"input_tokens": 5600, "output_tokens": 140} | more.pop("basis", {}),
+        "experiment": GOLDEN_SWEEP["experiment"] | real | more.pop("experiment", {}),
+        "basis": GOLDEN_SWEEP["basis"] | {"input_tokens": 5600, "output_tokens": 140} | more.pop("basis", {}),
         "capacity": {"qps_per_node": figures, "binding": "tpot"},
         "valid": True,
         "exit_code": 0,
