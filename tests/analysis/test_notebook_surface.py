@@ -64,7 +64,7 @@ def test_the_requests_over_a_bound_are_those_of_the_worst_window() -> None:
     rows += [request(1, 10 + i / 2, 3000.0 if i > 6 else 100.0) for i in range(10)]
     rows += [failed(1, 19.9)]
     lines = [window(0, 4.0, 0, 10), window(1, 5.0, 10, 20, ttft_p90_ms=3000.0)]
-    run = OneRun(rows, lines, concluded())
+    run = RunInMemory(rows, lines, concluded())
     result = analysis.over_bound(run)
     assert (result.window["index"], result.limit, result.p90_ms, result.bound_ms) == (1, "ttft", 3000, 2000)
     over = [row["seq"] for row in result.requests.to_pylist() if row["over"]]
@@ -72,11 +72,3 @@ def test_the_requests_over_a_bound_are_those_of_the_worst_window() -> None:
     assert repr(result) == (
         "<window 1 at 5 QPS per node: p90 TTFT 3000.0 ms, bound 2000 ms, 4 of 11 requests over it>"
     )
-
-
-class OneRun(RunInMemory):
-    verdict = None
-
-    def requests(self, columns=None, latencies=False):  # type: ignore[no-untyped-def]
-        table = super().requests(columns)
-        return metrics.with_latencies(table) if latencies else table

@@ -52,7 +52,9 @@ def exported(path: Path, format: str, capsys: Any) -> str:
     return text
 
 
-def test_csv_has_every_request_and_failures_as_inf(run_path: Path, tmp_path: Path) -> None:
+def test_csv_has_every_request_also_of_a_void_window_and_failures_as_inf(
+    run_path: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "rows.csv"
     export(run_path, "csv", out)
     table, rows = pd.read_csv(out), load_run(run_path).requests()
@@ -67,6 +69,7 @@ def test_csv_has_every_request_and_failures_as_inf(run_path: Path, tmp_path: Pat
     assert table["itl_us"][0].split() == [str(gap) for gap in rows["itl_us"][0].as_py()]
     assert table["error"][200] == 'a "quoted", line'
     assert table["scheduled_at"][0].endswith("Z")
+    assert set(table["window_index"][table["void_reason"] == "client_limited"]) == {1}
 
 
 def test_json_lines_are_strict_and_say_inf_where_a_null_would_hide_a_failure(
@@ -92,12 +95,6 @@ def test_batches_do_not_show(
     monkeypatch.setattr(exporting, "BATCH_ROWS", 100)
     assert len(list(exporting.batches(load_run(run_path)))) > 10
     assert exported(run_path, format, capsys) == whole
-
-
-def test_rows_of_a_void_window_are_kept_and_marked(run_path: Path, capsys: Any) -> None:
-    lines = list(csv.DictReader(exported(run_path, "csv", capsys).splitlines()))
-    assert {line["window_index"] for line in lines if line["void_reason"] == "client_limited"} == {"1"}
-    assert len(lines) == load_run(run_path).requests().num_rows
 
 
 @pytest.mark.slow

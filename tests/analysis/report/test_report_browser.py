@@ -1,8 +1,6 @@
 """analysis.report in a real browser: no errors, no sideways scrolling, readable letters, pages on paper."""
 
-import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 
 from analysis import report
 from tests.support.machine.browser import PALEST, PATH, Browser
-from tests.support.runs.golden import GOLDEN, unsealed
+from tests.support.runs.golden import GOLDEN, changed, sweep_json
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,13 +58,12 @@ def tab(chromium: Browser) -> Browser:
 @pytest.fixture(scope="module")
 def void(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a void run with a check of every state, and no figure."""
-    run = unsealed(Path(shutil.copytree(GOLDEN, tmp_path_factory.mktemp("void") / "run")))
-    tree = json.loads((run / "sweep.json").read_text())
+    tree = sweep_json(GOLDEN)
     tree |= {"valid": False, "passed": False, "exit_code": 4, "reason": "client_limited: more actors"}
     for check, passed in zip(tree["checks"], (False, True, None), strict=False):
         check |= {"passed": passed}
     tree["windows"][0] |= {"valid": False, "void_reason": "client_limited"}
-    (run / "sweep.json").write_text(json.dumps(tree))
+    run = changed(tmp_path_factory.mktemp("void") / "run", **tree)
     (run / "windows.parquet").unlink()
     out = run / "report.html"
     report.command([run], out)

@@ -14,7 +14,7 @@ from analysis.capacity import window_table
 from analysis.results.experiment_facts import describe
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.verdicts import RunVerdict
-from analysis.rows import records
+from analysis.rows import metrics, records
 from conf import Experiment
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
@@ -51,8 +51,9 @@ class RunInMemory:
         checks = [{"unit": "ms"} | check for check in self.sweep["checks"]]
         return from_tree(RunVerdict, self.sweep | {"experiment": facts, "checks": checks}, self.name)
 
-    def requests(self, columns: Sequence[str] | None = None) -> pa.Table:
+    def requests(self, columns: Sequence[str] | None = None, latencies: bool = False) -> pa.Table:
         table = records.table(self.rows).sort_by("due_ns")
+        table = metrics.with_latencies(table) if latencies else table
         return table if columns is None else table.select(columns)
 
     def windows(self) -> pa.Table:
