@@ -52,7 +52,7 @@ def exported(path: Path, format: str, capsys: Any) -> str:
     return text
 
 
-def test_csv_has_every_request_also_of_a_void_window_and_failures_as_inf(
+def test_csv_has_every_request_of_void_windows_too_and_failures_as_inf(
     run_path: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "rows.csv"
