@@ -91,6 +91,7 @@ def test_one_run_has_one_certified_value_wherever_it_is_shown(
         assert "2.80" not in text and "SIMULATED" in text, name
     assert shown["plan"].startswith("SIMULATED  ") and "measured on" not in shown["plan"].splitlines()[0]
     assert "joint: the uncertainty" in shown["plan"]
+    assert "on MI325X, dp1_tp8_ep8, simulated engine" in shown["plan"]
     assert "sampling noise of this run alone [2.90, 3.65]" in shown["plan"]
     assert plan.planned_on.qps_per_node == golden().capacity.qps_per_node
     (row,) = tables.capacity_table([load_run(GOLDEN)]).to_pylist()

@@ -139,6 +139,7 @@ def test_show_is_short_and_show_all_is_whole(capsys: pytest.CaptureFixture[str])
     whole = capsys.readouterr().out
     assert whole == f"{answers.of_folder(GOLDEN)}\n" and "engine_late_steps" in whole
     assert "engine_late_steps" not in short and "TTFT p50" in short
+    assert "1 replica(s), layout dp1_tp8_ep8, on 1 node(s) of MI325X, routing leastconn" in whole
 
 
 def test_token_rates_are_those_of_the_answers_and_unknown_is_not_0() -> None:
