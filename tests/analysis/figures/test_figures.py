@@ -34,6 +34,7 @@ from tests.support.runs.run_in_memory import (
     request,
     window,
 )
+from tests.support.words.words import TABLES
 
 MOST_BYTES = 48_000
 
@@ -368,27 +369,7 @@ def compared(tree: dict[str, Any]) -> Comparison:
 
 
 BOUND = {"value": 8.0, "low": 8.0, "high": None, "certified": None}
-REPEATED = {
-    "study": "repeats",
-    "valid": True,
-    "parts": [
-        part("1", q(5, 4, 6)),
-        part("2", q(5.4, 4.5, 6.5)),
-        part("3", None, exit_code=4, reason="void"),
-    ],
-    "capacity": {"qps_per_node": q(5.2, 4.8, 5.6), "binding": "tpot"},
-    "variation_pct": q(5, 4, 6),
-}
-MATRIX = {
-    "study": "matrix",
-    "cells": [
-        part("a", q(5, 4, 6), ratio={"how": "reference", "estimate": q(1, 1, 1)}),
-        part("b", q(7, 6, 8), ratio={"how": "paired", "estimate": q(1.4, 1.3, 1.5)}),
-        part("c", q(5, 3, 8), ratio={"how": "unpaired", "estimate": q(1.0, 0.7, 1.4)}),
-        part("d", BOUND, exit_code=6, ratio=None),
-        part("e", None, exit_code=None, ratio=None),
-    ],
-}
+REPEATED, MATRIX = TABLES["studies to draw"]
 MEASURED = ScalingEfficiency(
     (ScalingPoint(1, 5.0, 0.02), ScalingPoint(2, 4.8, 0.02), ScalingPoint(4, 4.5, 0.02))
 )

@@ -75,11 +75,6 @@ def test_a_running_window_is_shown_and_called_provisional(page: Browser) -> None
     assert not page.complaints
 
 
-def test_it_asks_nobody_but_its_own_server(page: Browser, server: LiveServer) -> None:
-    page.value("0")  # whatever was asked meanwhile is heard
-    assert {url.removeprefix(server.address.url) for url in page.asked} == {"", "events"}
-
-
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
 def test_it_can_be_read_on_every_screen(

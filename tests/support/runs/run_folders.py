@@ -87,17 +87,13 @@ def studied(path: Path, kind: str, *names: str, **more: Any) -> Path:
         unsealed(Path(shutil.copytree(GOLDEN, path / name)))
         verdicts[name] = load_run(path / name).verdict
     first = json.loads((path / names[0] / "sweep.json").read_text())
-    tree = {
-        **{"schema_version": 1, "study": kind, "state": "ended", "verb": "sweep", "run_id": path.name},
-        **{
-            "folder": f"runs/{path.name}",
-            "experiment": first["experiment"],
-            "names": list(names),
-            "clock": "wall",
-        },
-        "parts": [to_tree(studies.part_row(name, verdict)) for name, verdict in verdicts.items() if verdict],
-        "requests": to_tree(studies.requests(verdict for verdict in verdicts.values() if verdict)),
-        **{"evidence": f"{len(names)} parts", "valid": True, "passed": True, "exit_code": 0, "reason": ""},
-    }
+    tree = {"schema_version": 1, "study": kind, "state": "ended", "verb": "sweep", "run_id": path.name}
+    tree |= {"folder": f"runs/{path.name}", "experiment": first["experiment"], "names": list(names)}
+    tree |= {"clock": "wall", "evidence": f"{len(names)} parts"}
+    tree |= {"valid": True, "passed": True, "exit_code": 0, "reason": ""}
+    tree["parts"] = [
+        to_tree(studies.part_row(name, verdict)) for name, verdict in verdicts.items() if verdict
+    ]
+    tree["requests"] = to_tree(studies.requests(verdict for verdict in verdicts.values() if verdict))
     (path / "study.json").write_text(json.dumps(tree | more))
     return path
