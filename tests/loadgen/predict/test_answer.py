@@ -3,6 +3,7 @@ no figure is impossible."""
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,6 +42,8 @@ from tests.support.virtual.known_answer import (
     simulate,
     unsure,
 )
+
+PREDICTED = yaml.safe_load((Path(__file__).parents[2] / "data" / "predictions.yaml").read_text())
 
 
 def test_the_answer_and_its_interval_are_those_of_the_constants() -> None:
@@ -222,17 +226,9 @@ def test_plain_columns_have_the_latencies_of_the_request_table() -> None:
     assert math.isnan(metrics.tpot_ms(first, last, tokens)[1])
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["slo.ttft_p90_ms=600"],
-        ["slo.ttft_p90_ms=2500", "slo.tpot_p90_ms=1000", "workload=chat_5600_140_bursty"],
-        ["model=llama31_405b_fp8", "layout=dp1_tp8"],
-        ["slo.tpot_p90_ms=40"],
-    ],
-)
-def test_the_claimed_rate_was_simulated_and_keeps_its_bounds_as_printed(words: list[str]) -> None:
-    asked = prediction.checked([*words, "search.budget_s=1200"], None)
+@pytest.mark.parametrize("words", PREDICTED["claimed"])
+def test_the_claimed_rate_was_simulated_and_keeps_its_bounds_as_printed(words: str) -> None:
+    asked = prediction.checked([*words.split(), "search.budget_s=1200"], None)
     tree = to_tree(engine_model.predict(asked, draws=0))
     claimed, result = tree["capacity"]["qps_per_node"]["value"], tree["forecast"]
     assert claimed == result["rate_qps_per_node"] == float(f"{claimed:.4g}")
@@ -325,7 +321,7 @@ questions = st.tuples(
 )
 
 
-def check_question(words: tuple[str, ...], draws: int) -> None:
+def check_question(words: Sequence[str], draws: int) -> None:
     experiment = load(["cluster.session=fake", "search.budget_s=120", *filter(None, words)])
     try:
         verdict = engine_model.predict(experiment, draws=draws)
@@ -335,21 +331,9 @@ def check_question(words: tuple[str, ...], draws: int) -> None:
     check_possible(verdict, experiment.search.highest_qps)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        # Printed an interval [unknown, 114689.19], and 1366 % of noise.
-        ("slo.itl_p99_ms=150",),
-        # Had a negative share of its KV cache in use.
-        ("workload.input_tokens.mean=493", "workload.output_tokens.mean=1", "workload.prefix_hit=.9"),
-        # Left requests without any bounded latency out of the joint share, with a warning on the screen.
-        ("workload.output_tokens.mean=1", "slo.ttft_p90_ms=null", "slo.joint=.9", "rate_qps=2"),
-        # So low a rate that no request came: shares and tokens were no numbers, and the bounds were kept.
-        ("rate_qps=0.0001",),
-    ],
-)
-def test_answers_that_were_impossible_once(words: tuple[str, ...]) -> None:
-    check_question(words, draws=1)
+@pytest.mark.parametrize("words", PREDICTED["impossible"])
+def test_answers_that_were_impossible_once(words: str) -> None:
+    check_question(words.split(), draws=1)
 
 
 def test_a_request_without_any_bounded_latency_keeps_a_joint_bound() -> None:
