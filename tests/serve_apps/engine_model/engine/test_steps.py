@@ -106,6 +106,9 @@ class Ranks:
 def test_a_request_goes_where_the_fewest_are_in_flight_and_ties_go_round() -> None:
     ranks = Ranks(4)
     assert [ranks.choose() for _ in range(6)] == [0, 1, 2, 3, 0, 1]
+    ranks.engines["open"] = 0
+    ranks.publish([(0, 0, 0.0)] * 4)
+    assert ranks.choose() == 2, "from where the last one went on"
     ranks.engines["open"] = [2, 2, 0, 1]
     ranks.publish([(0, 2, 0.1)] * 2 + [(0, 0, 0.1), (0, 1, 0.1)])
     assert ranks.choose() == 2
