@@ -218,7 +218,7 @@ def fit(
         beyond=edge,
         slope=float(SLOPES[j % len(SLOPES)]),
         floor=float(mass.sum(axis=0) @ np.tile(floors(allowed), len(kernels))),
-        slope_unusual=several and is_unusual(mass, *believed),
+        slope_unusual=several and is_unusual(mass, *believed[:2]),
         dispersion=unexplained,
         kept=any((window.over(limit).share or 0.0) <= allowed for window in known),
         rising=any(_is_overloaded(window, limit) for window in known)

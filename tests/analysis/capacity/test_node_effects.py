@@ -14,7 +14,7 @@ from analysis.capacity.posterior import NodeEffects, including, node_effects, po
 from analysis.capacity.window_counts import WindowCounts, count_by_stream
 from analysis.results.json_border import to_tree
 from analysis.results.verdicts import NodeSpread
-from analysis.rows import records
+from analysis.rows import metrics, records
 from analysis.stats.estimate import Estimate
 from analysis.views.rates import node_facts
 from cluster.deployment import deploy, serve_state
@@ -160,6 +160,8 @@ def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
         drive.windows.requests(0), whole, 2, experiment.slo, experiment.workload, drive.feed.free_ns
     )
     assert again == parts
+    due_s = metrics.numbers(drive.windows.requests(2), "due_ns") / NS  # what runs out after it
+    assert len(due_s) / np.ptp(due_s) == pytest.approx(2 * 3.0, rel=0.3)
 
 
 def counts(

@@ -114,12 +114,15 @@ def test_a_replaced_node_counts_in_the_windows_in_which_it_served() -> None:
     energy = figures(power(rows), [window(1, 20, 90), window(2, 120, 190)], ANSWERED, None)
     assert [one.watts_per_node for one in energy.windows] == [pytest.approx(4800), pytest.approx(6400)]
     assert energy.windows[0].idle_share and energy.windows[1].idle_share is None
-    busy = figures(power([row for row in TWO if not row["idle"]]), [window(1, 20, 120)], ANSWERED, None)
-    assert busy.windows[0].watts_per_node and busy.windows[0].idle_share is None
-    assert "idle share unknown" in dict(answers.power_facts(golden().experiment, busy))["power"]
     # A node that serves and does not answer is missed.
     alone = [row for row in TWO if row["node"] == "a"]
     assert figures(power(alone), [window(1, 20, 90)], ANSWERED, None).windows[0].watts_per_node is None
+
+
+def test_without_a_sample_at_rest_the_idle_share_is_unknown() -> None:
+    busy = figures(power([row for row in TWO if not row["idle"]]), [window(1, 20, 120)], ANSWERED, None)
+    assert busy.windows[0].watts_per_node and busy.windows[0].idle_share is None
+    assert "idle share unknown" in dict(answers.power_facts(golden().experiment, busy))["power"]
 
 
 def test_without_samples_the_reason_is_that_of_the_run() -> None:

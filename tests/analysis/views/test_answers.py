@@ -192,6 +192,13 @@ def test_external_endpoints_have_no_machine_and_no_gpus_on_the_screen_and_in_a_p
     assert not any(name in text + planned for name in ("Qwen", "MI325X", "dp1"))
 
 
+def test_replicas_of_several_nodes_are_counted_on_the_screen_and_in_a_plan() -> None:
+    run = measured(load(["cluster=laptop_4n", "layout.replicas_per_node=4", "layout.tensor_parallel=2"]))
+    assert "16 replica(s), layout 4 x TP2/EP2, on 4 node(s) of MI325X" in text_of(run)
+    plan = planning.plan(run, 200)
+    assert (plan.engines, plan.gpus) == (4 * plan.nodes, 8 * plan.nodes)
+
+
 ROWS = (("a", "1.5", "ok"), (Link("b", "b/report.html"), "12", "failed: <b>"))
 TABLE = Table("Parts", ("part", "QPS", "state"), ROWS, note="Two parts.", state=2)
 ANSWER = Answer(

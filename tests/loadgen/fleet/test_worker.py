@@ -450,6 +450,8 @@ def test_on_a_fast_clock_the_wait_was_the_engine_s() -> None:
     assert metrics.ttft(rows)[0] == 1520
     assert metrics.path(rows)[0] == 20
     assert metrics.send_lag(rows)[0] == 1
+    told = {name: value for name, value in row.items() if "engine" not in name and name != "time_scale"}
+    assert metrics.ttft(records.table([told]))[0] == 1700, "without a word of the engine too"
 
 
 def test_how_many_turns_waited_is_told_and_the_longest() -> None:
