@@ -189,7 +189,7 @@ def fit(
     several = len({window.rate_qps for window in known}) > 1
     is_held = len(known) > 1 and not several
     believed = slope_prior(limit, math.inf if is_held else rate_qps * e2e_s)
-    belief = belief_in_columns(len(kernels), *believed)
+    belief = belief_in_columns(len(kernels), believed)
     belief += np.tile(_floor_evidence(known, limit), len(kernels))
     belief = belief + _heavy_tailed(loads, prior.centre - usual, math.hypot(prior.sd, moved))[:, None]
     blocks = _blocks(steady, limit, kernels, centre)
@@ -218,7 +218,7 @@ def fit(
         beyond=edge,
         slope=float(SLOPES[j % len(SLOPES)]),
         floor=float(mass.sum(axis=0) @ np.tile(floors(allowed), len(kernels))),
-        slope_unusual=several and is_unusual(mass, *believed[:2]),
+        slope_unusual=several and is_unusual(mass, believed),
         dispersion=unexplained,
         kept=any((window.over(limit).share or 0.0) <= allowed for window in known),
         rising=any(_is_overloaded(window, limit) for window in known)

@@ -117,9 +117,9 @@ NOISE_FREEDOM = 2.0
 """Degrees of freedom of the noise that is believed beforehand."""
 UNSEEN = 8.0
 """Variance that the pairs hide, as a multiple of what they show over its degrees of freedom: a neighbour or a
-queue of its own slows one side for a minute, and a few minutes see few of these. Of 56 quick comparisons each
-of identical services 2 of `noisy` and 1 of `queue` are wrong; with 4 some 5 and 4 (`foreign_services
---compare`)."""
+queue of its own slows one side for a minute, and a few minutes see few of these. When it was chosen, 2 of 56
+quick comparisons of identical `noisy` and 1 of `queue` were wrong, with 4 some 5 and 4; those of today stand
+in docs/search_accuracy.md (`foreign_services --compare`)."""
 TILT, TILT_SD = 0.5, 0.4
 """ln of B's slope over A's, by ln(ratio): the faster one is nearer to its saturation, hence steeper. 0.75 in
 S2, 0.5 where a batch is the only limit (theory); what a share far from the allowed one says depends on it."""

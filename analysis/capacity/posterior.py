@@ -146,10 +146,10 @@ def farther(distance: float, uncertainty: float) -> float:
     return math.copysign(math.hypot(distance, uncertainty), uncertainty)
 
 
-def level_sd(windows: Sequence[WindowCounts], without: float) -> float:
-    """How far (sd of ln) the capacity may lie below that of these windows, being `without` where none is."""
+def level_sd(windows: Sequence[WindowCounts], prior_sd: float) -> float:
+    """How far (sd of ln) the capacity may lie below that of these windows; `prior_sd` before they began."""
     seconds = sum({window.index: window.seconds for window in windows}.values())
-    return without / (1 + seconds / LEVEL_S) if seconds else 0.0
+    return prior_sd / (1 + seconds / LEVEL_S) if seconds else 0.0
 
 
 def _grid(fits: Fits) -> Floats:

@@ -2,12 +2,22 @@
 
 import math
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
 from analysis.capacity.rate_shift import logistic
 from analysis.stats.quantiles import Floats
 from conf.specs.bounds import Limit, metric_of
+
+
+class SlopePrior(NamedTuple):
+    """ln slope is normal around `centre` with `sd`, above a floor with `floor_sd`."""
+
+    centre: float
+    sd: float
+    floor_sd: float
+
 
 SLOPE_CENTRE, SLOPE_SD = math.log(25), 0.5
 """Prior of ln slope. 21 to 46 on the engine model at four pairs of bounds, given the load around a block."""
@@ -18,11 +28,14 @@ two in flight, 6 with four, 13 with 8 to 16 and 27 with 60. With it the RMSE of 
 and told half of the truth it covers in .96 for .88 (24 searches, the same windows). Not where one rate is
 held, which shows no slope: at the capacity `probe --require` would pass .10 to .13 of `erlang` and `queue`,
 not .05 (60 runs each)."""
-GAP_SLOPES = {"itl": (math.log(13), 0.4, 0.4), "itl_pooled": (math.log(6), 0.4, 1.0)}
-"""The same of bounds on gaps, which a step with a prompt makes long at any load, and the sd above a floor: 11
-to 17 of p99 of own gaps and 5 to 7.5 of p95 of pooled ones there (eight of ten searches of 30 minutes). With
-an sd of 1 above a floor the cover of p99 ITL in 30 minutes falls from 1.00 to .93 and its RMSE rises from 3.9
-to 4.4 %, with .4 that of pooled gaps rises from 1.9 to 2.0 % (60 searches each)."""
+GAP_SLOPES = {
+    "itl": SlopePrior(math.log(13), 0.4, 0.4),
+    "itl_pooled": SlopePrior(math.log(6), 0.4, 1.0),
+}
+"""The same of bounds on gaps, which a step with a prompt makes long at any load: 11 to 17 of p99 of own gaps
+and 5 to 7.5 of p95 of pooled ones there (eight of ten searches of 30 minutes). With an sd of 1 above a floor
+the cover of p99 ITL in 30 minutes falls from 1.00 to .93 and its RMSE rises from 3.9 to 4.4 %; with .4 that
+of pooled gaps rises from 1.9 to 2.0 % (60 searches each)."""
 UNUSUAL, MUCH = 1.9, 0.5
 """A slope is unusual beyond so many standard deviations of its prior (our choice): below 9.7 or above 65 with
 many requests in flight. So is a floor of at least this part of what is allowed."""
@@ -54,23 +67,23 @@ LEAST_SHARE = 1e-12
 """A share as good as none."""
 
 
-def slope_prior(limit: Limit, in_flight: float) -> tuple[float, float, float]:
-    """Centre and standard deviation of ln slope beforehand, with so many requests in flight; the latter also
-    above a floor."""
+def slope_prior(limit: Limit, in_flight: float) -> SlopePrior:
+    """The prior of the slope with so many requests in flight."""
     few = min(max(in_flight, 1.0) / MANY, 1.0)
-    usual = SLOPE_CENTRE + math.log(few) / 2, SLOPE_SD, FLOOR_SLOPE_SD
+    usual = SlopePrior(SLOPE_CENTRE + math.log(few) / 2, SLOPE_SD, FLOOR_SLOPE_SD)
     return GAP_SLOPES.get(metric_of(limit), usual)
 
 
-def belief_in_columns(kernels: int, centre: float, sd: float, floor_sd: float) -> Floats:
+def belief_in_columns(kernels: int, prior: SlopePrior) -> Floats:
     """ln of the prior mass of each floor and slope with each of so many kernels."""
-    sds, steps = np.where(COLUMN_FLOORS, floor_sd, sd), np.where(COLUMN_FLOORS, 2, 1)
-    belief = FLOOR_BELIEF[COLUMN_FLOORS] - ((COLUMN_SLOPES - centre) / sds) ** 2 / 2 + np.log(steps / sds)
+    sds, steps = np.where(COLUMN_FLOORS, prior.floor_sd, prior.sd), np.where(COLUMN_FLOORS, 2, 1)
+    apart = (COLUMN_SLOPES - prior.centre) / sds
+    belief = FLOOR_BELIEF[COLUMN_FLOORS] - apart**2 / 2 + np.log(steps / sds)
     return np.concatenate([belief - LONGER * (kernel > 0) for kernel in range(kernels)])
 
 
-def is_unusual(mass: Floats, centre: float, sd: float) -> bool:
-    odd = (np.abs(COLUMN_SLOPES - centre) > UNUSUAL * sd) | (FLOOR_PARTS >= MUCH)
+def is_unusual(mass: Floats, prior: SlopePrior) -> bool:
+    odd = (np.abs(COLUMN_SLOPES - prior.centre) > UNUSUAL * prior.sd) | (FLOOR_PARTS >= MUCH)
     return float(mass.sum(axis=0).reshape(-1, len(SLOPES))[:, odd].sum()) > 0.5
 
 

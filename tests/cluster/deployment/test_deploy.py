@@ -22,7 +22,7 @@ from cluster.ray_session.own_machine import with_descendants
 from cluster.ray_session.session import Session
 from conf import load
 from serve_apps.simulated.app import application_name, build_app
-from tests.cluster.deployment.asking import MODEL, USAGE, ask, metric
+from tests.cluster.deployment.completions import MODEL, USAGE, ask, metric
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.servers.plans import one_token
 

@@ -14,7 +14,7 @@ from cluster.deployment.deploy import Deployment, ServicePlan, deploy
 from cluster.ray_session.session import Session
 from conf import load
 from serve_apps.simulated.app import ENGINES, PREFILL, application_name, build_app
-from tests.cluster.deployment.asking import MODEL, USAGE, ask, metric
+from tests.cluster.deployment.completions import MODEL, USAGE, ask, metric
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.machine.shared_session import FAKE
 from tests.support.servers.plans import one_token

@@ -49,7 +49,7 @@ def metric(deployment: Deployment, name: str) -> dict[str, float]:
     for replica, url in (deployment.metrics_urls | deployment.prefill_urls).items():
         page = http_get.ask(url, PATIENCE_S)
         lines = [line for line in page.body.decode().splitlines() if line.startswith(name)]
-        assert lines, f"{replica} tells no {name}"
+        assert lines, f"{replica} has no {name}"
         assert replica in deployment.prefill_urls or page.names[REPLICA_ID] == replica
         values[replica] = sum(float(line.split()[-1]) for line in lines)
     return values
